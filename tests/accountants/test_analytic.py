@@ -5,18 +5,7 @@ import json
 import numpy as np
 import pytest
 
-from jaxacct import (
-    BallsInBins,
-    BandedToeplitz,
-    BMinSep,
-    CalibrationOptions,
-    Mechanism,
-    MultiAttribution,
-    NotCertifiedError,
-    Plan,
-    Poisson,
-    calibrate,
-)
+import jaxacct as ja
 from jaxacct.accountants import analytic, unamplified
 from jaxacct.accountants.tradeoff.curves.gaussian import gdp_delta
 from jaxacct.calibration import route
@@ -26,12 +15,12 @@ from tests import calibrating
 from tests.refusals import refused
 
 
-def at(scheme, noise_multiplier: float) -> Mechanism:
-    return Mechanism(scheme, BandedToeplitz.identity(), noise_multiplier)
+def at(scheme, noise_multiplier: float) -> ja.Mechanism:
+    return ja.Mechanism(scheme, ja.BandedToeplitz.identity(), noise_multiplier)
 
 
 def test_unamplified_noise_multiplier_is_on_the_line():
-    for scheme in (BMinSep(100, 10, 0.01), BallsInBins(7, 9)):
+    for scheme in (ja.BMinSep(100, 10, 0.01), ja.BallsInBins(7, 9)):
         for epsilon, delta in ((0.1, 1e-9), (8.0, 1e-5), (40.0, 0.3)):
             sigma = unamplified.noise_multiplier_for(at(scheme, 1.0), epsilon, delta)
             k = np.sqrt(scheme.max_participations)
@@ -42,19 +31,19 @@ def test_unamplified_noise_multiplier_is_on_the_line():
 def test_a_named_accountant_makes_a_plan_without_a_draw(accountant, monkeypatch):
     """The smallest noise on the grid by that bound, which loads again; one step below it the bound fails."""
     monkeypatch.setattr(route, "verify_claim", None)
-    scheme = Poisson(4, 0.5) if accountant == "pld" else MultiAttribution(20, 2, 0.05, 2)
-    one_band, target = BandedToeplitz.square_root(1), dict(epsilon=2.0, delta=1e-3)
-    options = CalibrationOptions(accountant=accountant, grid_ratio=1.3)
-    plan = calibrate(scheme, one_band, **target, options=options)
+    scheme = ja.Poisson(4, 0.5) if accountant == "pld" else ja.MultiAttribution(20, 2, 0.05, 2)
+    one_band, target = ja.BandedToeplitz.square_root(1), dict(epsilon=2.0, delta=1e-3)
+    options = ja.CalibrationOptions(accountant=accountant, grid_ratio=1.3)
+    plan = ja.calibrate(scheme, one_band, **target, options=options)
     best = "revealed-pattern" if accountant == "analytic" else accountant
     assert plan.certified and plan.evidence == Bound(best)
-    assert Plan.from_json(json.loads(to_json(plan.to_json()))) == plan
+    assert ja.Plan.from_json(json.loads(to_json(plan.to_json()))) == plan
     sigma = plan.mechanism.noise_multiplier
     assert analytic.delta_by(best, at(scheme, sigma / 1.3), 2.0) > 1e-3
-    again = calibrate(scheme, one_band, noise_multiplier=sigma, **target, options=options)
+    again = ja.calibrate(scheme, one_band, noise_multiplier=sigma, **target, options=options)
     assert again.verdict.bound == plan.verdict.bound
-    with pytest.raises(NotCertifiedError, match=r"gives delta .*, above 0\.001"):
-        calibrate(scheme, one_band, noise_multiplier=sigma / 1.3, **target, options=options)
+    with pytest.raises(ja.NotCertifiedError, match=r"gives delta .*, above 0\.001"):
+        ja.calibrate(scheme, one_band, noise_multiplier=sigma / 1.3, **target, options=options)
 
 
 def test_what_a_named_accountant_refuses():
@@ -68,5 +57,5 @@ def test_what_a_named_accountant_refuses():
         (dict(dataset_size=9, max_batch_size=5), "max_batch_size must not be given"),
     ]:
         given = dict(accountant="unamplified", epsilon=2, delta=1e-3) | options
-        users, white = MultiAttribution(20, 2, 0.05, 2), BandedToeplitz.square_root(1)
+        users, white = ja.MultiAttribution(20, 2, 0.05, 2), ja.BandedToeplitz.square_root(1)
         refused(message, calibrating.calibrate, users, white, **given)

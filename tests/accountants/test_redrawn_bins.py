@@ -7,15 +7,7 @@ import numpy as np
 import pytest
 import scipy
 
-from jaxacct import (
-    BalancedMinSep,
-    BandedToeplitz,
-    CalibrationOptions,
-    EpochwiseAllocation,
-    Mechanism,
-    Target,
-    calibrate,
-)
+import jaxacct as ja
 from jaxacct.accountants import analytic
 from jaxacct.accountants.allocation import lognormal_sums
 from jaxacct.accountants.allocation.lognormal_lattice import Mixture, Phases
@@ -27,7 +19,7 @@ from jaxacct.accountants.tradeoff.curves.gaussian import gdp_delta
 from tests.oracles import enumeration
 from tests.oracles.settings import slow
 
-IDENTITY = BandedToeplitz.identity()
+IDENTITY = ja.BandedToeplitz.identity()
 NODES = {1: 700, 2: 700, 3: 110}
 
 
@@ -35,8 +27,8 @@ def redrawn_bins_delta(steps, epochs, sigma, epsilon):
     """The accountant's bound for whole epochs; of one epoch alone without a table."""
     if epochs == 1:
         return lognormal_sums.divergence_bound(Mixture((Phases(steps, 1 / sigma),)), epsilon)
-    scheme = EpochwiseAllocation(steps * epochs, steps)
-    return RedrawnBins().delta(Mechanism(scheme, IDENTITY, sigma), epsilon)
+    scheme = ja.EpochwiseAllocation(steps * epochs, steps)
+    return RedrawnBins().delta(ja.Mechanism(scheme, IDENTITY, sigma), epsilon)
 
 
 def one_epoch(steps, sigma):
@@ -82,14 +74,14 @@ def test_an_epoch_that_ends_early_against_quadrature():
     A loss that ends at -ln 2 costs 2 % of delta when it is composed.
     """
     sigma, accountant = 0.8, RedrawnBins()
-    mechanism = Mechanism(EpochwiseAllocation(3, 2), BandedToeplitz.identity(), sigma)
+    mechanism = ja.Mechanism(ja.EpochwiseAllocation(3, 2), ja.BandedToeplitz.identity(), sigma)
     (f, q), (g, mass) = one_epoch(2, sigma), one_epoch(1, sigma)
     exact, alpha = 0.0, math.exp(0.5)
     for ratio, weight in zip((1 + g) / 2, mass, strict=True):
         both = q @ np.maximum(f * ratio - alpha, 0), q @ np.maximum(1 - alpha * f * ratio, 0)
         exact += weight * np.array(both)
     assert max(exact) * (1 - 2e-5) <= accountant.delta(mechanism, 0.5) <= max(exact) * 1.025
-    whole = accountant.delta(dataclasses.replace(mechanism, scheme=EpochwiseAllocation(4, 2)), 0.5)
+    whole = accountant.delta(dataclasses.replace(mechanism, scheme=ja.EpochwiseAllocation(4, 2)), 0.5)
     assert whole > accountant.delta(mechanism, 0.5)
 
 
@@ -104,10 +96,10 @@ def k_of_n(scheme, sigma, epsilon):
     return [float(mass.ravel() @ np.maximum(one, 0)) for one in (f - alpha, 1 - alpha * f)]
 
 
-@pytest.mark.parametrize("scheme", [BalancedMinSep(3, 1, 2), BalancedMinSep(3, 1, 1.4)], ids=str)
+@pytest.mark.parametrize("scheme", [ja.BalancedMinSep(3, 1, 2), ja.BalancedMinSep(3, 1, 1.4)], ids=str)
 def test_k_of_n_steps_against_enumeration(scheme):
     """Above both divergences and below composition; with an epoch too few it would not be."""
-    mechanism = Mechanism(scheme, BandedToeplitz.identity(), 0.8)
+    mechanism = ja.Mechanism(scheme, ja.BandedToeplitz.identity(), 0.8)
     for epsilon in (0.0, 0.5, 2.0):
         exact, found = max(k_of_n(scheme, 0.8, epsilon)), RedrawnBins().delta(mechanism, epsilon)
         composition = gdp_delta(epsilon, math.sqrt(2) / 0.8)
@@ -118,15 +110,15 @@ def test_k_of_n_steps_against_enumeration(scheme):
 
 def test_k_of_n_steps_of_a_run():
     """Groups of 250, or of 250 and 251; separations above 1 have no bound."""
-    mechanism = Mechanism(BalancedMinSep(1000, 1, 4), BandedToeplitz.identity(), 0.5)
+    mechanism = ja.Mechanism(ja.BalancedMinSep(1000, 1, 4), ja.BandedToeplitz.identity(), 0.5)
     found = RedrawnBins().delta(mechanism, 2.0)
     assert found == redrawn_bins_delta(250, 4, 0.5, 2.0) < 0.2 * gdp_delta(2.0, 2.0 / 0.5)
-    longer = dataclasses.replace(mechanism, scheme=BalancedMinSep(1002, 1, 4))
+    longer = dataclasses.replace(mechanism, scheme=ja.BalancedMinSep(1002, 1, 4))
     assert longer.scheme.independent_epochs == ((2, 250, 0), (2, 251, 0))
     assert redrawn_bins_delta(251, 4, 0.5, 2.0) < RedrawnBins().delta(longer, 2.0) < found
-    apart = dataclasses.replace(mechanism, scheme=BalancedMinSep(1000, 2, 4))
+    apart = dataclasses.replace(mechanism, scheme=ja.BalancedMinSep(1000, 2, 4))
     assert not RedrawnBins().supports(apart)
-    many = dataclasses.replace(mechanism, scheme=BalancedMinSep(10_000, 1, 205))  # pairs have no tables
+    many = dataclasses.replace(mechanism, scheme=ja.BalancedMinSep(10_000, 1, 205))  # pairs have no tables
     for scheme, taken in ((mechanism, None), (apart, None), (many, "redrawn-bins")):
         assert getattr(analytic.close(scheme, 1e-5), "name", None) == taken
 
@@ -196,7 +188,7 @@ def test_small_deltas_of_twenty_epochs(delta, sigma):
 
 def test_many_participations_of_k_of_n():
     """50 of 1,000 steps at (2, 1e-5): 3.2291, by 50 groups of 20 steps."""
-    mechanism = Mechanism(BalancedMinSep(1000, 1, 50), BandedToeplitz.identity(), 3.2291)
+    mechanism = ja.Mechanism(ja.BalancedMinSep(1000, 1, 50), ja.BandedToeplitz.identity(), 3.2291)
     assert RedrawnBins().delta(mechanism, 2.0) <= 1e-5
 
 
@@ -213,9 +205,11 @@ def test_noise_below_its_range_has_the_trivial_bound():
 
 def test_a_delta_below_the_floor_is_refused():
     """At once: no noise that a mechanism takes shows it, with the pattern revealed, either."""
-    coarse = CalibrationOptions(grid_ratio=2.0)
+    coarse = ja.CalibrationOptions(grid_ratio=2.0)
     with pytest.raises(ValueError, match="delta must be larger for any accountant, got 1e-18"):
-        calibrate(EpochwiseAllocation(4, 2), IDENTITY, target=Target.advantage(1e-18), options=coarse)
+        ja.calibrate(
+            ja.EpochwiseAllocation(4, 2), IDENTITY, target=ja.Target.advantage(1e-18), options=coarse
+        )
 
 
 def test_the_curve_of_an_epoch_is_above_its_divergence_on_the_line():

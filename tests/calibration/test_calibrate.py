@@ -7,30 +7,20 @@ import jax
 import numpy as np
 import pytest
 
-from jaxacct import (
-    BandedToeplitz,
-    BMinSep,
-    CalibrationOptions,
-    Mechanism,
-    NotCertifiedError,
-    Plan,
-    Poisson,
-    calibrate,
-    estimate_delta,
-)
+import jaxacct as ja
 from jaxacct.accountants import analytic, unamplified
 from jaxacct.calibration.grid import MIN_NOISE_MULTIPLIER, Problem, smallest_bound
 from jaxacct.schemes.protocol.batch_sizes import max_batch_size
 from tests.oracles.settings import slow
 
-SMALL = BMinSep.from_batch_size(dataset_size=3000, batch_size=50, iterations=60, min_separation=6)
-STRATEGY = BandedToeplitz.square_root(6)
+SMALL = ja.BMinSep.from_batch_size(dataset_size=3000, batch_size=50, iterations=60, min_separation=6)
+STRATEGY = ja.BandedToeplitz.square_root(6)
 TARGET = dict(epsilon=2.0, delta=2e-2)
 
 
 @pytest.fixture(scope="module")
 def plan():
-    return calibrate(SMALL, STRATEGY, **TARGET, dataset_size=3000, key=jax.random.key(3))
+    return ja.calibrate(SMALL, STRATEGY, **TARGET, dataset_size=3000, key=jax.random.key(3))
 
 
 @pytest.mark.parametrize(("share", "draws"), [(0.95, 30_000), slow(0.97, 400_000)])
@@ -40,12 +30,12 @@ def test_the_plan_is_certified_and_near_the_truth(plan, share, draws):
     assert "is (2, 0.02)-differentially private" in plan.statement()
     sigma = plan.mechanism.noise_multiplier
     assert sigma == pytest.approx(1.01 ** round(np.log(sigma) / np.log(1.01)), rel=1e-12)
-    assert sigma < unamplified.noise_multiplier_for(Mechanism(SMALL, STRATEGY, 1.0), 2.0, 2e-2) / 5
+    assert sigma < unamplified.noise_multiplier_for(ja.Mechanism(SMALL, STRATEGY, 1.0), 2.0, 2e-2) / 5
     # A little less noise is not private: an interval at 99.9999 % clears delta.
-    less = Mechanism(SMALL, STRATEGY, share * sigma)
-    found = estimate_delta(less, 2.0, num_samples=draws, key=jax.random.key(1), confidence=1 - 1e-6)
+    less = ja.Mechanism(SMALL, STRATEGY, share * sigma)
+    found = ja.estimate_delta(less, 2.0, num_samples=draws, key=jax.random.key(1), confidence=1 - 1e-6)
     assert found.low > 2e-2
-    at = estimate_delta(
+    at = ja.estimate_delta(
         plan.mechanism, 2.0, num_samples=draws // 4, key=jax.random.key(1), confidence=1 - 1e-6
     )
     assert at.low < 2e-2
@@ -59,14 +49,16 @@ def test_batch_sizes(plan):
 
 def test_a_search_ends_where_any_noise_is_private():
     """An example that hardly ever participates: delta is larger than the probability that it does at all."""
-    plan = calibrate(BMinSep(60, 6, 1e-7), STRATEGY, epsilon=1.0, delta=1e-3)
+    plan = ja.calibrate(ja.BMinSep(60, 6, 1e-7), STRATEGY, epsilon=1.0, delta=1e-3)
     assert plan.certified
     assert plan.mechanism.noise_multiplier == pytest.approx(MIN_NOISE_MULTIPLIER, rel=0.02)
 
 
 def test_the_analytic_search_ends_at_the_boundary():
     """Within a hundredth of it, on the side that is certified."""
-    problem = Problem(Poisson(300, 0.01), BandedToeplitz.identity(), "zero-out", epsilon=0.2, delta=1e-5)
+    problem = Problem(
+        ja.Poisson(300, 0.01), ja.BandedToeplitz.identity(), "zero-out", epsilon=0.2, delta=1e-5
+    )
     noise = smallest_bound(problem, None, 1.01)
     assert noise is not None
     at, below = (analytic.best_accountant(problem.at(each), 0.2)[1] for each in (noise, noise / 1.01))
@@ -76,28 +68,28 @@ def test_the_analytic_search_ends_at_the_boundary():
 def test_composition_needs_more_noise(plan):
     other, sigma = dp.GaussianDpEvent(2.0), plan.mechanism.noise_multiplier
     options = dict(**TARGET, key=jax.random.key(4), compose_with=other)
-    few = CalibrationOptions(max_samples=20_000)
-    with pytest.raises(NotCertifiedError):
-        calibrate(SMALL, STRATEGY, **options, noise_multiplier=sigma, options=few)
-    both = calibrate(SMALL, STRATEGY, **options, noise_multiplier=2 * sigma)
+    few = ja.CalibrationOptions(max_samples=20_000)
+    with pytest.raises(ja.NotCertifiedError):
+        ja.calibrate(SMALL, STRATEGY, **options, noise_multiplier=sigma, options=few)
+    both = ja.calibrate(SMALL, STRATEGY, **options, noise_multiplier=2 * sigma)
     assert both.certified
     assert "composed with" in both.statement()
-    assert Plan.from_json(json.loads(json.dumps(both.to_json()))) == both
+    assert ja.Plan.from_json(json.loads(json.dumps(both.to_json()))) == both
     with pytest.raises(ValueError, match="compose_with must leave room"):
-        calibrate(SMALL, STRATEGY, epsilon=0.1, delta=1e-6, compose_with=other)
+        ja.calibrate(SMALL, STRATEGY, epsilon=0.1, delta=1e-6, compose_with=other)
 
 
 def test_a_proposal_that_the_scheme_does_not_have_is_refused():
     """It was dropped in silence, and the bound released."""
     with pytest.raises(ValueError, match=r"proposal must be one of .*plain, got 'replicas:2,4'"):
-        calibrate(SMALL, STRATEGY, **TARGET, options=CalibrationOptions(proposal="replicas:2,4"))
+        ja.calibrate(SMALL, STRATEGY, **TARGET, options=ja.CalibrationOptions(proposal="replicas:2,4"))
 
 
 def test_save_load_and_verify_again(plan, tmp_path):
     path = tmp_path / "plan.json"
     plan.save(path)
     assert [p.name for p in tmp_path.iterdir()] == ["plan.json"]
-    loaded = Plan.load(path)
+    loaded = ja.Plan.load(path)
     assert loaded == plan
     again = loaded.verify(max_samples=2_000_000)
     assert again.certified
@@ -105,22 +97,22 @@ def test_save_load_and_verify_again(plan, tmp_path):
 
 
 def test_one_noise_multiplier(plan):
-    good = calibrate(SMALL, STRATEGY, **TARGET, noise_multiplier=2.0, key=jax.random.key(1))
+    good = ja.calibrate(SMALL, STRATEGY, **TARGET, noise_multiplier=2.0, key=jax.random.key(1))
     assert good.certified
     assert good.mechanism.noise_multiplier == 2.0
-    with pytest.raises(NotCertifiedError, match=r"noise multiplier 0.4 could not be certified .* remove"):
-        calibrate(SMALL, STRATEGY, **TARGET, noise_multiplier=0.4, key=jax.random.key(1))
+    with pytest.raises(ja.NotCertifiedError, match=r"noise multiplier 0.4 could not be certified .* remove"):
+        ja.calibrate(SMALL, STRATEGY, **TARGET, noise_multiplier=0.4, key=jax.random.key(1))
     with pytest.raises(ValueError, match="max_samples must be at least"):
-        few = CalibrationOptions(proposal="plain", max_samples=10)
-        calibrate(SMALL, STRATEGY, **TARGET, noise_multiplier=2.0, options=few)
+        few = ja.CalibrationOptions(proposal="plain", max_samples=10)
+        ja.calibrate(SMALL, STRATEGY, **TARGET, noise_multiplier=2.0, options=few)
 
 
 def test_resumes_from_a_folder(tmp_path):
     # A candidate at the edge is given up earlier.
-    few = CalibrationOptions(checkpoint_dir=tmp_path, max_samples=60_000)
-    first = calibrate(SMALL, STRATEGY, **TARGET, options=few)
+    few = ja.CalibrationOptions(checkpoint_dir=tmp_path, max_samples=60_000)
+    first = ja.calibrate(SMALL, STRATEGY, **TARGET, options=few)
     calls = []
-    again = calibrate(SMALL, STRATEGY, **TARGET, progress=lambda what, *_: calls.append(what), options=few)
+    again = ja.calibrate(SMALL, STRATEGY, **TARGET, progress=lambda what, *_: calls.append(what), options=few)
     assert again.mechanism == first.mechanism
     # The same evidence, from the same keys, with no search and hardly a draw.
     assert again.evidence == first.evidence

@@ -5,15 +5,7 @@ from typing import Any
 
 import pytest
 
-from jaxacct import (
-    BallsInBins,
-    BandedToeplitz,
-    BMinSep,
-    CalibrationOptions,
-    Poisson,
-    Target,
-    recommend,
-)
+import jaxacct as ja
 from jaxacct.calibration.choice import COEFFICIENTS, INVERSE, Choice
 from jaxacct.cli import main as cli
 from jaxacct.cli import problem as problem_module
@@ -27,7 +19,7 @@ SMALL: dict[str, Any] = dict(dataset_size=80, batch_size=10, iterations=12, epsi
 SIZES = ["--dataset-size", "80", "--batch-size", "10", "--iterations", "12"]
 RATE = ["--sampling-probability", "0.1", "--iterations", "12"]
 TARGET = ["--epsilon", "0.5", "--delta", "1e-2"]
-FILE = BandedToeplitz((1.0, 0.4, 0.2))
+FILE = ja.BandedToeplitz((1.0, 0.4, 0.2))
 
 
 @pytest.fixture
@@ -64,14 +56,14 @@ def test_what_is_given_is_kept_and_the_rest_selected(words, given, asked, monkey
     searched = []
 
     def search(progress=None, **numbers):
-        searched.append((numbers, recommend(**numbers)))
+        searched.append((numbers, ja.recommend(**numbers)))
         return searched[-1][1]
 
     monkeypatch.setattr(problem_module, "recommend", search)
     scheme, strategy, options = asked(*SIZES, *words.split())
     ((numbers, found),) = searched
     wanted = {name: SMALL[name] for name in ("dataset_size", "batch_size", "iterations")} | given
-    wanted = dict(target=Target(0.5, 1e-2), workload="prefix-sum", adjacency="zero-out") | wanted
+    wanted = dict(target=ja.Target(0.5, 1e-2), workload="prefix-sum", adjacency="zero-out") | wanted
     wanted["workload"] = workload_named(wanted["workload"], 12)
     assert {name: value for name, value in numbers.items() if value is not None} == wanted
     assert (scheme, strategy) == (found.chosen.scheme, found.chosen.strategy)
@@ -89,16 +81,16 @@ def test_what_is_given_is_kept_and_the_rest_selected(words, given, asked, monkey
 @pytest.mark.parametrize(
     ("words", "scheme", "bands"),
     [
-        ([*SIZES, "--scheme", "poisson"], Poisson(12, 1 / 8), 1),
-        ([*RATE, "--scheme", "poisson"], Poisson(12, 0.1), 1),
-        ([*RATE, "--bands", "1"], BMinSep(12, 1, 0.1), 1),
-        ([*RATE, "--bands", "4"], BMinSep(12, 4, 0.1), 4),
-        ([*RATE, "--strategy", "c.txt"], BMinSep(12, 3, 0.1), 3),
-        ([*SIZES, "--strategy", "bisr", "--bands", "4"], BMinSep(12, 4, 0.2), 12),
-        ([*SIZES, "--accountant", "unamplified", "--bands", "2"], BMinSep(12, 2, 1 / 7), 2),
+        ([*SIZES, "--scheme", "poisson"], ja.Poisson(12, 1 / 8), 1),
+        ([*RATE, "--scheme", "poisson"], ja.Poisson(12, 0.1), 1),
+        ([*RATE, "--bands", "1"], ja.BMinSep(12, 1, 0.1), 1),
+        ([*RATE, "--bands", "4"], ja.BMinSep(12, 4, 0.1), 4),
+        ([*RATE, "--strategy", "c.txt"], ja.BMinSep(12, 3, 0.1), 3),
+        ([*SIZES, "--strategy", "bisr", "--bands", "4"], ja.BMinSep(12, 4, 0.2), 12),
+        ([*SIZES, "--accountant", "unamplified", "--bands", "2"], ja.BMinSep(12, 2, 1 / 7), 2),
         (
             [*SIZES, *"--scheme b-min-sep --min-separation 2 --bands 2 --strategy square-root".split()],
-            BMinSep(12, 2, 1 / 7),
+            ja.BMinSep(12, 2, 1 / 7),
             2,
         ),
         (["--iterations", "12", *"--scheme balls-in-bins --min-separation 4 --bands 2".split()], None, 2),
@@ -109,7 +101,7 @@ def test_where_nothing_is_left_to_select_nothing_is_searched(
 ):
     monkeypatch.setattr(problem_module, "recommend", lambda **_: pytest.fail("something was searched"))
     kept, strategy, _ = asked(*words)
-    assert kept == (scheme or BallsInBins(12, 4)) and strategy.bands == bands
+    assert kept == (scheme or ja.BallsInBins(12, 4)) and strategy.bands == bands
     assert capsys.readouterr().out == ""
 
 
@@ -147,7 +139,7 @@ def test_an_invalid_proposal_is_refused_before_any_work(name, monkeypatch, capsy
     assert cli.run(["calibrate", *SIZES, *TARGET, "--proposal", name]) == 2
     error = capsys.readouterr().err
     assert "proposal" in error and error.count("\n") == 1 and time.thread_time() - started < 1
-    refused("proposal", lambda: recommend(**SMALL).calibrate(CalibrationOptions(proposal=name)))
+    refused("proposal", lambda: ja.recommend(**SMALL).calibrate(ja.CalibrationOptions(proposal=name)))
     refused("proposal", registry.check_name, name, False)
 
 
@@ -159,7 +151,7 @@ def test_names_of_proposals_that_exist_pass():
 
 def test_given_coefficients_are_recorded():
     """The search can be repeated with the file; the plan's claim holds the numbers."""
-    found = recommend(**SMALL, strategy=FILE)
+    found = ja.recommend(**SMALL, strategy=FILE)
     assert {row.matrix for row in found.candidates} == {COEFFICIENTS}
     assert all(row.strategy == ending(FILE, row.scheme) for row in found.candidates)
     assert found.choice.given == ("bands", "strategy") and found.choice.command().endswith(" --strategy FILE")
@@ -171,7 +163,7 @@ def test_given_coefficients_are_recorded():
         (dict(strategy=(1.0, 0.5)), "strategy must be one of .* or a jaxacct.BandedToeplitz"),
         (dict(strategy="coefficients"), "strategy must be one of optimal"),
     ):
-        refused(message, recommend, **SMALL | bad)
+        refused(message, ja.recommend, **SMALL | bad)
 
 
 @pytest.mark.parametrize(
@@ -182,7 +174,7 @@ def test_recommend_prints_a_command_that_calibrates_what_it_selected(words, matr
     line = capsys.readouterr().out.splitlines()[-1].removeprefix("certify it: jaxacct calibrate ")
     scheme, strategy, _ = asked(*line.removesuffix(" --out plan.json").split(" --epsilon ")[0].split())
     given = {"bands": 2} if matrix == "amplified" else {"strategy": FILE}
-    found = recommend(**SMALL, **given)
+    found = ja.recommend(**SMALL, **given)
     assert (scheme, ending(strategy, scheme)) == (found.chosen.scheme, found.chosen.strategy)
     assert found.chosen.matrix == matrix
 
@@ -191,7 +183,7 @@ def test_no_copies_are_those_of_noise_that_is_drawn_again(asked, capsys):
     """Inverses alone, in every kind of search; the command, the table and the choice say the same."""
     fixed = dict(scheme="fixed-order", min_separation=8)
     for given in ({}, fixed, dict(adjacency="replace-one"), dict(bands=4), dict(scheme="balls-in-bins")):
-        found = recommend(**SMALL, memory_copies=0, **given)
+        found = ja.recommend(**SMALL, memory_copies=0, **given)
         assert {row.matrix for row in found.candidates} == {INVERSE}
         assert {row.memory_copies for row in found.candidates} == {found.choice.memory_copies} == {0}
         assert all(redrawn.check(row.strategy).of_inverse for row in found.candidates)

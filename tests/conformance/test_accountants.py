@@ -12,22 +12,7 @@ import numpy as np
 import pytest
 from scipy import special, stats
 
-from jaxacct import (
-    BalancedMinSep,
-    BallsInBins,
-    BandedToeplitz,
-    BMinSep,
-    CyclicPoisson,
-    Dense,
-    EpochwiseAllocation,
-    IndependentAttribution,
-    Mechanism,
-    MultiAttribution,
-    Plan,
-    Poisson,
-    TruncatedBMinSep,
-    calibrate,
-)
+import jaxacct as ja
 from jaxacct.accountants import ACCOUNTANTS, Accountant, analytic
 from jaxacct.core.claim import Claim, ClaimedTarget
 from jaxacct.core.evidence import Bound
@@ -39,88 +24,92 @@ from tests.oracles.composed_losses import gaussian, sampled
 from tests.refusals import refused
 from tests.stored_plans import as_json, loaded
 
-IDENTITY = BandedToeplitz.identity()
+IDENTITY = ja.BandedToeplitz.identity()
 COMPOSED = dp_accounting.GaussianDpEvent(5.0)
-UNIT_COLUMNS = Dense(np.array([[0.6, 0.0], [0.8, 1.0]]))  # which overlap all the same
-OVERLAPPING = Dense(np.array([[1.0, 0.0], [0.5, 1.0]]))
+UNIT_COLUMNS = ja.Dense(np.array([[0.6, 0.0], [0.8, 1.0]]))  # which overlap all the same
+OVERLAPPING = ja.Dense(np.array([[1.0, 0.0], [0.5, 1.0]]))
 
 
-def at(scheme, sigma: float = 0.9, strategy: Strategy = IDENTITY) -> Mechanism:
-    return Mechanism(scheme, strategy, sigma)
+def at(scheme, sigma: float = 0.9, strategy: Strategy = IDENTITY) -> ja.Mechanism:
+    return ja.Mechanism(scheme, strategy, sigma)
 
 
 # By name: what it covers (typical, then edges: b = 1, p = 1, n < b); what it does not, with its reason.
 MEMBERS = {
     "unamplified": (
         [
-            at(BMinSep(2, 2, 0.3)),
-            at(Poisson(2, 0.3)),
-            at(Poisson(2, 1.0)),
-            at(BallsInBins(2, 3)),
-            at(IndependentAttribution(2, 2, 0.3, 2)),
-            at(TruncatedBMinSep(2, 2, 0.3, 6, 10)),
-            at(Poisson(2, 0.3), strategy=OVERLAPPING),
+            at(ja.BMinSep(2, 2, 0.3)),
+            at(ja.Poisson(2, 0.3)),
+            at(ja.Poisson(2, 1.0)),
+            at(ja.BallsInBins(2, 3)),
+            at(ja.IndependentAttribution(2, 2, 0.3, 2)),
+            at(ja.TruncatedBMinSep(2, 2, 0.3, 6, 10)),
+            at(ja.Poisson(2, 0.3), strategy=OVERLAPPING),
         ],
         [],
     ),
     "pld": (
         [
-            at(Poisson(2, 0.3)),
-            at(BMinSep(2, 1, 0.3)),
-            at(Poisson(2, 1.0)),
-            at(CyclicPoisson(2, 3, 0.7)),
-            at(CyclicPoisson(2, 2, 0.4)),
-            at(MultiAttribution(2, 1, 0.3, 2)),
-            at(IndependentAttribution(2, 1, 0.3, 3)),
-            at(IndependentAttribution(2, 1, 1.0, 2), 2.0),
+            at(ja.Poisson(2, 0.3)),
+            at(ja.BMinSep(2, 1, 0.3)),
+            at(ja.Poisson(2, 1.0)),
+            at(ja.CyclicPoisson(2, 3, 0.7)),
+            at(ja.CyclicPoisson(2, 2, 0.4)),
+            at(ja.MultiAttribution(2, 1, 0.3, 2)),
+            at(ja.IndependentAttribution(2, 1, 0.3, 3)),
+            at(ja.IndependentAttribution(2, 1, 1.0, 2), 2.0),
         ],
         [
-            (at(BMinSep(2, 2, 0.3)), None, "rounds are not independent"),
-            (at(MultiAttribution(2, 2, 0.3, 2)), None, "rounds are not independent"),
-            (at(IndependentAttribution(2, 2, 0.3, 2)), None, "rounds are not independent"),
-            (at(MultiAttribution(2, 1, 0.3, 2), strategy=OVERLAPPING), None, "overlap"),
-            (at(BallsInBins(2, 2)), None, "rounds are not independent"),
-            (at(Poisson(2, 0.3), strategy=OVERLAPPING), None, "overlap"),
+            (at(ja.BMinSep(2, 2, 0.3)), None, "rounds are not independent"),
+            (at(ja.MultiAttribution(2, 2, 0.3, 2)), None, "rounds are not independent"),
+            (at(ja.IndependentAttribution(2, 2, 0.3, 2)), None, "rounds are not independent"),
+            (at(ja.MultiAttribution(2, 1, 0.3, 2), strategy=OVERLAPPING), None, "overlap"),
+            (at(ja.BallsInBins(2, 2)), None, "rounds are not independent"),
+            (at(ja.Poisson(2, 0.3), strategy=OVERLAPPING), None, "overlap"),
         ],
     ),
     "random-allocation": (
         [
-            at(BallsInBins(2, 2)),
-            at(BallsInBins(2, 3)),
-            at(BallsInBins(2, 1)),
-            at(CyclicPoisson(2, 2, 1.0)),
-            at(BMinSep(2, 2, 0.3)),
-            at(BalancedMinSep(2, 1, 0.6)),
+            at(ja.BallsInBins(2, 2)),
+            at(ja.BallsInBins(2, 3)),
+            at(ja.BallsInBins(2, 1)),
+            at(ja.CyclicPoisson(2, 2, 1.0)),
+            at(ja.BMinSep(2, 2, 0.3)),
+            at(ja.BalancedMinSep(2, 1, 0.6)),
         ],
         [
-            (at(BMinSep(3, 2, 0.3)), None, "not one phase, drawn once"),
-            (at(BMinSep(2, 2, 0.3, False)), None, "not one phase, drawn once"),
-            (at(BalancedMinSep(3, 1, 1.2)), None, "not one phase, drawn once"),
-            (at(CyclicPoisson(2, 2, 0.9)), None, "not one phase, drawn once"),
-            (at(BallsInBins(2, 2)), COMPOSED, "nothing is composed"),
-            (at(BallsInBins(2, 1), strategy=OVERLAPPING), None, "overlap"),
+            (at(ja.BMinSep(3, 2, 0.3)), None, "not one phase, drawn once"),
+            (at(ja.BMinSep(2, 2, 0.3, False)), None, "not one phase, drawn once"),
+            (at(ja.BalancedMinSep(3, 1, 1.2)), None, "not one phase, drawn once"),
+            (at(ja.CyclicPoisson(2, 2, 0.9)), None, "not one phase, drawn once"),
+            (at(ja.BallsInBins(2, 2)), COMPOSED, "nothing is composed"),
+            (at(ja.BallsInBins(2, 1), strategy=OVERLAPPING), None, "overlap"),
         ],
     ),
     "redrawn-bins": (
-        [at(EpochwiseAllocation(2, 1)), at(EpochwiseAllocation(2, 1), 0.6)],
+        [at(ja.EpochwiseAllocation(2, 1)), at(ja.EpochwiseAllocation(2, 1), 0.6)],
         [
-            (at(EpochwiseAllocation(5, 3, 2)), None, "epochs are not independent"),
-            (at(BallsInBins(2, 2)), None, "epochs are not independent"),
-            (at(EpochwiseAllocation(2, 1)), COMPOSED, "nothing is composed"),
-            (at(EpochwiseAllocation(2, 1), strategy=Dense(np.diag([1.0, 0.5]))), None, "not the identity"),
+            (at(ja.EpochwiseAllocation(5, 3, 2)), None, "epochs are not independent"),
+            (at(ja.BallsInBins(2, 2)), None, "epochs are not independent"),
+            (at(ja.EpochwiseAllocation(2, 1)), COMPOSED, "nothing is composed"),
+            (
+                at(ja.EpochwiseAllocation(2, 1), strategy=ja.Dense(np.diag([1.0, 0.5]))),
+                None,
+                "not the identity",
+            ),
         ],
     ),
     "revealed-pattern": (
         [
-            at(MultiAttribution(2, 2, 0.3, 2)),
-            at(MultiAttribution(2, 1, 0.3, 2)),
-            at(MultiAttribution(2, 3, 1.0, 3)),
-            at(MultiAttribution(2, 3, 0.4, 2, False)),
+            at(ja.MultiAttribution(2, 2, 0.3, 2)),
+            at(ja.MultiAttribution(2, 1, 0.3, 2)),
+            at(ja.MultiAttribution(2, 3, 1.0, 3)),
+            at(ja.MultiAttribution(2, 3, 0.4, 2, False)),
         ],
         [
-            (at(Poisson(2, 0.3)), None, "distribution of its participations"),
-            (at(MultiAttribution(2, 2, 0.3, 2)), COMPOSED, "nothing is composed"),
-            (at(MultiAttribution(2, 1, 0.3, 2), strategy=OVERLAPPING), None, "overlap"),
+            (at(ja.Poisson(2, 0.3)), None, "distribution of its participations"),
+            (at(ja.MultiAttribution(2, 2, 0.3, 2)), COMPOSED, "nothing is composed"),
+            (at(ja.MultiAttribution(2, 1, 0.3, 2), strategy=OVERLAPPING), None, "overlap"),
         ],
     ),
 }
@@ -214,12 +203,12 @@ def gaussian_cases(make, lengths, noise=NOISE):
 
 
 RANGES = {
-    "unamplified": (gaussian_cases(lambda n: BMinSep(n, 1, 0.01), (1, 1000, 10**6)), 1e-6, 0.0),
-    "pld": (gaussian_cases(lambda n: Poisson(n, 1.0), (1, 1000, 10**6)), 0.02, 0.0),
+    "unamplified": (gaussian_cases(lambda n: ja.BMinSep(n, 1, 0.01), (1, 1000, 10**6)), 1e-6, 0.0),
+    "pld": (gaussian_cases(lambda n: ja.Poisson(n, 1.0), (1, 1000, 10**6)), 0.02, 0.0),
     # Their floors are those of one epoch; with less noise the add direction is 1 at large epsilons.
-    "random-allocation": (gaussian_cases(lambda n: BallsInBins(n, 1), (1, 12), NOISE[1:]), 0.02, 1e-8),
-    "redrawn-bins": (gaussian_cases(lambda n: EpochwiseAllocation(n, 1), (1, 12), NOISE[1:]), 0.05, 1e-10),
-    "revealed-pattern": (gaussian_cases(lambda n: MultiAttribution(n, 1, 1.0, 1), (1, 50)), 1e-6, 0.0),
+    "random-allocation": (gaussian_cases(lambda n: ja.BallsInBins(n, 1), (1, 12), NOISE[1:]), 0.02, 1e-8),
+    "redrawn-bins": (gaussian_cases(lambda n: ja.EpochwiseAllocation(n, 1), (1, 12), NOISE[1:]), 0.05, 1e-10),
+    "revealed-pattern": (gaussian_cases(lambda n: ja.MultiAttribution(n, 1, 1.0, 1), (1, 50)), 1e-6, 0.0),
 }
 
 
@@ -246,11 +235,11 @@ def test_at_least_60_digits_from_the_smallest_to_the_largest_epsilon(epsilon):
     mu = math.sqrt(2 * epsilon + 18) - math.sqrt(18) if epsilon >= 1 else epsilon / 3.5
     exact = gaussian(epsilon, mu)
     for make in (
-        Poisson(1, 1.0),
-        MultiAttribution(1, 1, 1.0, 1),
-        IndependentAttribution(1, 1, 1.0, 2),
-        BallsInBins(1, 1),
-        EpochwiseAllocation(1, 1),
+        ja.Poisson(1, 1.0),
+        ja.MultiAttribution(1, 1, 1.0, 1),
+        ja.IndependentAttribution(1, 1, 1.0, 2),
+        ja.BallsInBins(1, 1),
+        ja.EpochwiseAllocation(1, 1),
     ):
         mechanism = at(make, make.examples_per_unit / mu)
         for name, member in ACCOUNTANTS.items():
@@ -265,11 +254,11 @@ def test_at_least_60_digits_from_the_smallest_to_the_largest_epsilon(epsilon):
 
 
 def test_a_plan_of_a_large_epsilon_is_certified():
-    plan = calibrate(Poisson(1000, 0.004), IDENTITY, epsilon=1000, delta=1e-5)
+    plan = ja.calibrate(ja.Poisson(1000, 0.004), IDENTITY, epsilon=1000, delta=1e-5)
     assert plan.certified and 0.083 < plan.noise_multiplier < 0.085
     assert loaded(plan).certified and "(1000, 1e-05)" in plan.statement()
     with pytest.raises(ValueError, match="epsilon must be at most 10000, got 10001"):
-        calibrate(Poisson(1000, 0.004), IDENTITY, epsilon=10_001, delta=1e-5)
+        ja.calibrate(ja.Poisson(1000, 0.004), IDENTITY, epsilon=10_001, delta=1e-5)
 
 
 @pytest.mark.parametrize(("accountant", "mechanism", "composed", "reason"), REFUSED)
@@ -296,11 +285,11 @@ def test_another_adjacency_and_bad_input(accountant, mechanism, monkeypatch):
 
 @pytest.mark.parametrize(("accountant", "mechanism"), TYPICAL)
 def test_a_plan_names_it(accountant, mechanism):
-    plan = Plan(Claim(mechanism, ClaimedTarget.at(2.0, 0.9), None, None), Bound(accountant.name))
+    plan = ja.Plan(Claim(mechanism, ClaimedTarget.at(2.0, 0.9), None, None), Bound(accountant.name))
     stored = as_json(plan)
-    assert Plan.from_json(stored).evidence == plan.evidence
+    assert ja.Plan.from_json(stored).evidence == plan.evidence
     assert plan.verdict.bound == accountant.delta(mechanism, 2.0)
-    refused("accountant must be one of", lambda: loaded(Plan(plan.claim, Bound("unheard-of"))))
+    refused("accountant must be one of", lambda: loaded(ja.Plan(plan.claim, Bound("unheard-of"))))
 
 
 def test_close_bounds_are_near_the_exact_divergences():
@@ -315,8 +304,8 @@ def test_close_bounds_are_near_the_exact_divergences():
             truth = exact(mechanism, 0.5)
             assert truth - 1e-4 <= member.delta(mechanism, 0.5) <= 1.01 * truth + 1e-4
     assert close == {"random-allocation"}  # unamplified is so for fixed-order batches: tests/schemes
-    assert analytic.close(at(BMinSep(3, 2, 0.3))) is None
-    assert analytic.close(at(BallsInBins(2, 2), strategy=OVERLAPPING)) is None
+    assert analytic.close(at(ja.BMinSep(3, 2, 0.3))) is None
+    assert analytic.close(at(ja.BallsInBins(2, 2), strategy=OVERLAPPING)) is None
 
 
 def test_the_best_is_the_smallest_of_those_that_cover():
@@ -332,7 +321,7 @@ def test_the_best_is_the_smallest_of_those_that_cover():
 
 def test_composition_costs_privacy_and_asks_only_the_best():
     """What is left out of a composition would have given no smaller bound."""
-    mechanism = at(Poisson(2, 0.3))
+    mechanism = at(ja.Poisson(2, 0.3))
     alone, both = (analytic.best_accountant(mechanism, 0.5, composed) for composed in (None, COMPOSED))
     assert both[0] == "pld" and alone[1] < both[1]
     for outdone in ACCOUNTANTS["pld"].outdoes_composed:

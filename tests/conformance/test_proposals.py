@@ -10,16 +10,7 @@ import math
 import numpy as np
 import pytest
 
-from jaxacct import (
-    BMinSep,
-    Budget,
-    IndependentAttribution,
-    Mechanism,
-    MultiAttribution,
-    Poisson,
-    Toeplitz,
-    TruncatedBMinSep,
-)
+import jaxacct as ja
 from jaxacct.core.check import _fit_together
 from jaxacct.kernels import randomness
 from jaxacct.proposals import base
@@ -48,15 +39,17 @@ KINDS = {
 }
 EACH = [(direction, name) for name, directions in KINDS.items() for direction in directions]
 MECHANISMS = [
-    Mechanism(BMinSep(2, 2, 0.4), IDENTITY, 0.8),
-    Mechanism(BMinSep(2, 2, 0.04), IDENTITY, 0.8),
-    Mechanism(Poisson(2, 0.3), IDENTITY, 2.0),
-    Mechanism(BMinSep(2, 2, 0.04), IDENTITY, 0.25),
-    Mechanism(IndependentAttribution(2, 2, 0.3, 2), IDENTITY, 2.0),
-    Mechanism(MultiAttribution(2, 2, 0.3, 2), IDENTITY, 2.0),
-    Mechanism(Poisson(2, 0.3), Toeplitz((0.8, 0.6)), 2.0),
-    Mechanism(TruncatedBMinSep(2, 2, 0.4, 10, 10), IDENTITY, 2.0),  # never cut, for the exact value of "add"
-    Mechanism(TruncatedBMinSep(2, 2, 0.4, 4, 10), IDENTITY, 2.0),
+    ja.Mechanism(ja.BMinSep(2, 2, 0.4), IDENTITY, 0.8),
+    ja.Mechanism(ja.BMinSep(2, 2, 0.04), IDENTITY, 0.8),
+    ja.Mechanism(ja.Poisson(2, 0.3), IDENTITY, 2.0),
+    ja.Mechanism(ja.BMinSep(2, 2, 0.04), IDENTITY, 0.25),
+    ja.Mechanism(ja.IndependentAttribution(2, 2, 0.3, 2), IDENTITY, 2.0),
+    ja.Mechanism(ja.MultiAttribution(2, 2, 0.3, 2), IDENTITY, 2.0),
+    ja.Mechanism(ja.Poisson(2, 0.3), ja.Toeplitz((0.8, 0.6)), 2.0),
+    ja.Mechanism(
+        ja.TruncatedBMinSep(2, 2, 0.4, 10, 10), IDENTITY, 2.0
+    ),  # never cut, for the exact value of "add"
+    ja.Mechanism(ja.TruncatedBMinSep(2, 2, 0.4, 4, 10), IDENTITY, 2.0),
 ]
 EPSILONS = (0.2, 3.0)
 
@@ -78,7 +71,7 @@ def offered():
     for mechanism in MECHANISMS:
         for epsilon in EPSILONS:
             for direction in ("remove", "add"):
-                for candidate in candidates(mechanism, epsilon, direction, Budget.split(1e-6)):
+                for candidate in candidates(mechanism, epsilon, direction, ja.Budget.split(1e-6)):
                     yield mechanism, epsilon, direction, candidate.proposal
 
 
@@ -140,6 +133,6 @@ def test_another_noise_multiplier_does_not_recompile(name, traced_once):
     traced_once(base.draw_blocks)
     for sigma in (0.8, 0.9):
         mechanism = dataclasses.replace(MECHANISMS[0], noise_multiplier=sigma)
-        found = candidates(mechanism, 0.2, "remove", Budget.split(1e-6))
+        found = candidates(mechanism, 0.2, "remove", ja.Budget.split(1e-6))
         proposal = next(c.proposal for c in found if c.proposal.name == name)
         draws_of(proposal, randomness.key_from_words([1, 2]), 1)

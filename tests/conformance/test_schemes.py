@@ -16,25 +16,11 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxacct import BandedToeplitz, CalibrationOptions, Mechanism, calibrate, privacy_loss
+import jaxacct as ja
 from jaxacct.accountants import ACCOUNTANTS, AccountantName
 from jaxacct.core.evidence import RULES, RuleName
 from jaxacct.mechanisms.mechanism import ADJACENCIES, AdjacencyName
-from jaxacct.schemes import (
-    SCHEMES,
-    BalancedMinSep,
-    BallsInBins,
-    BMinSep,
-    CustomScheme,
-    CyclicPoisson,
-    EpochwiseAllocation,
-    IndependentAttribution,
-    MultiAttribution,
-    Poisson,
-    TruncatedBMinSep,
-    scheme_from_json,
-    scheme_to_json,
-)
+from jaxacct.schemes import scheme_from_json, scheme_to_json
 from jaxacct.schemes.protocol.batch_sizes import OVERFLOW, overflow
 from jaxacct.schemes.protocol.numbers import Numbers
 from jaxacct.schemes.protocol.scheme import Scheme
@@ -43,50 +29,58 @@ from tests.refusals import refused
 
 # By name: one of four or five steps, and edges (b = 1, p = 1, n < b, one step).
 MEMBERS: dict[str, list[Scheme]] = {
-    "poisson": [Poisson(4, 0.3), Poisson(2, 1.0), Poisson(1, 0.5)],
-    "cyclic-poisson": [CyclicPoisson(5, 2, 0.4), CyclicPoisson(2, 3, 0.7), CyclicPoisson(3, 1, 1.0)],
-    "balls-in-bins": [BallsInBins(5, 3), BallsInBins(2, 3), BallsInBins(3, 1)],
-    "b-min-sep": [BMinSep(5, 2, 0.3), BMinSep(5, 2, 0.3, False), BMinSep(2, 3, 1.0), BMinSep(3, 1, 0.4)],
+    "poisson": [ja.Poisson(4, 0.3), ja.Poisson(2, 1.0), ja.Poisson(1, 0.5)],
+    "cyclic-poisson": [ja.CyclicPoisson(5, 2, 0.4), ja.CyclicPoisson(2, 3, 0.7), ja.CyclicPoisson(3, 1, 1.0)],
+    "balls-in-bins": [ja.BallsInBins(5, 3), ja.BallsInBins(2, 3), ja.BallsInBins(3, 1)],
+    "b-min-sep": [
+        ja.BMinSep(5, 2, 0.3),
+        ja.BMinSep(5, 2, 0.3, False),
+        ja.BMinSep(2, 3, 1.0),
+        ja.BMinSep(3, 1, 0.4),
+    ],
     "balanced-min-sep": [
-        BalancedMinSep(4, 1, 1.5),
-        BalancedMinSep(8, 3, 2),
-        BalancedMinSep(8, 3, 2.4),
-        BalancedMinSep(6, 2, 3),
-        BalancedMinSep(5, 2, 0.7),
-        BalancedMinSep(3, 3, 1),
+        ja.BalancedMinSep(4, 1, 1.5),
+        ja.BalancedMinSep(8, 3, 2),
+        ja.BalancedMinSep(8, 3, 2.4),
+        ja.BalancedMinSep(6, 2, 3),
+        ja.BalancedMinSep(5, 2, 0.7),
+        ja.BalancedMinSep(3, 3, 1),
     ],
     "epochwise-allocation": [
-        EpochwiseAllocation(5, 3, 2),
-        EpochwiseAllocation(6, 3, 1),
-        EpochwiseAllocation(5, 2, 2),
-        EpochwiseAllocation(7, 3, 2),
-        EpochwiseAllocation(2, 3),
-        EpochwiseAllocation(4, 1),
+        ja.EpochwiseAllocation(5, 3, 2),
+        ja.EpochwiseAllocation(6, 3, 1),
+        ja.EpochwiseAllocation(5, 2, 2),
+        ja.EpochwiseAllocation(7, 3, 2),
+        ja.EpochwiseAllocation(2, 3),
+        ja.EpochwiseAllocation(4, 1),
     ],
     "custom": [
-        CustomScheme([0.1, 0.5, 0.2, 0.6], 2),
-        CustomScheme([0.3, 1.0, 0.2, 0.4, 0.5], [1, 3, 2, 1, 2], start=[0.5, 0.2, 0.1]),
-        CustomScheme([[0, 0.4, 0.7], [0, 0.2, 1], [0, 0.5, 0.5], [0, 1, 1]], 1, keep=0.6),
-        CustomScheme([[0, 0.5, 1]] * 2 + [[0, 0.4, 0.6]] * 3, 2, turns=True, start=[0.6, 0.4], keep=0.75),
-        CustomScheme([0.7], 3),
+        ja.CustomScheme([0.1, 0.5, 0.2, 0.6], 2),
+        ja.CustomScheme([0.3, 1.0, 0.2, 0.4, 0.5], [1, 3, 2, 1, 2], start=[0.5, 0.2, 0.1]),
+        ja.CustomScheme([[0, 0.4, 0.7], [0, 0.2, 1], [0, 0.5, 0.5], [0, 1, 1]], 1, keep=0.6),
+        ja.CustomScheme([[0, 0.5, 1]] * 2 + [[0, 0.4, 0.6]] * 3, 2, turns=True, start=[0.6, 0.4], keep=0.75),
+        ja.CustomScheme([0.7], 3),
     ],
-    "multi-attribution": [MultiAttribution(4, 2, 0.3, 2), MultiAttribution(2, 3, 1.0, 2)],
-    "independent-attribution": [IndependentAttribution(4, 2, 0.3, 2), IndependentAttribution(2, 3, 1.0, 2)],
-    "truncated-b-min-sep": [TruncatedBMinSep(4, 2, 0.3, 6, 10), TruncatedBMinSep(2, 3, 0.4, 10, 10)],
+    "multi-attribution": [ja.MultiAttribution(4, 2, 0.3, 2), ja.MultiAttribution(2, 3, 1.0, 2)],
+    "independent-attribution": [
+        ja.IndependentAttribution(4, 2, 0.3, 2),
+        ja.IndependentAttribution(2, 3, 1.0, 2),
+    ],
+    "truncated-b-min-sep": [ja.TruncatedBMinSep(4, 2, 0.3, 6, 10), ja.TruncatedBMinSep(2, 3, 0.4, 10, 10)],
 }
 ALL = [scheme for schemes in MEMBERS.values() for scheme in schemes]
 TYPICAL = [pytest.param(schemes[0], id=name) for name, schemes in MEMBERS.items()]
-IDENTITY = BandedToeplitz.identity()
+IDENTITY = ja.BandedToeplitz.identity()
 
 
 def test_every_registered_scheme_is_in_the_table():
     """Of fixed-order batches nothing is random: tests/schemes/test_fixed_order.py."""
-    for name in {*SCHEMES} - {"fixed-order"}:
+    for name in {*ja.SCHEMES} - {"fixed-order"}:
         for table in ("MEMBERS", "STATED"):
             assert name in globals()[table], f"add the scheme {name!r} to {table} of {__file__}"
-    assert set(MEMBERS) | {"fixed-order"} == set(SCHEMES)
+    assert set(MEMBERS) | {"fixed-order"} == set(ja.SCHEMES)
     for name, schemes in MEMBERS.items():
-        assert {type(scheme) for scheme in schemes} == {SCHEMES[name]}
+        assert {type(scheme) for scheme in schemes} == {ja.SCHEMES[name]}
 
 
 def typical_side(scheme, num):
@@ -117,7 +111,7 @@ def test_distribution_against_enumeration():
 def test_sensitivity_covers_every_participation():
     """With columns of norm 1 that overlap as little as the scheme allows."""
     for scheme in ALL:
-        strategy = BandedToeplitz.square_root(min(scheme.min_separation, scheme.iterations))
+        strategy = ja.BandedToeplitz.square_root(min(scheme.min_separation, scheme.iterations))
         matrix = enumeration.strategy_matrix(
             strategy.coefficients, scheme.iterations + strategy.bands, scheme.iterations
         )
@@ -128,7 +122,7 @@ def test_sensitivity_covers_every_participation():
 
 def two_steps(scheme):
     """The same scheme with two steps."""
-    if isinstance(scheme, CustomScheme):
+    if isinstance(scheme, ja.CustomScheme):
         return dataclasses.replace(scheme, join=scheme.join[:2])
     return dataclasses.replace(scheme, iterations=2)
 
@@ -143,7 +137,7 @@ def quadrature(sigma, nodes=48):
 
 def losses_of(scheme, sigma, outputs):
     side = typical_side(scheme, len(outputs))
-    return np.asarray(privacy_loss(Mechanism(scheme, IDENTITY, sigma), outputs, side))
+    return np.asarray(ja.privacy_loss(ja.Mechanism(scheme, IDENTITY, sigma), outputs, side))
 
 
 def by_enumeration(scheme, sigma, outputs):
@@ -172,17 +166,19 @@ def test_mass_is_one_and_more_noise_is_more_private(scheme, x64):
 @pytest.mark.parametrize("scheme", TYPICAL[::3])
 def test_jit_vmap_precision_and_one_trace(scheme):
     """Row by row is all at once; float32 is near float64; an equal scheme is the same program."""
-    strategy, sigma = BandedToeplitz.square_root(scheme.min_separation), 0.9
+    strategy, sigma = ja.BandedToeplitz.square_root(scheme.min_separation), 0.9
     outputs = np.random.default_rng(1).normal(0.5, 1.5, (6, scheme.iterations))
     side = typical_side(scheme, 6)
-    single = privacy_loss(Mechanism(scheme, strategy, sigma), outputs.astype(np.float32), side)
+    single = ja.privacy_loss(ja.Mechanism(scheme, strategy, sigma), outputs.astype(np.float32), side)
     assert single.dtype == jnp.float32
-    one = privacy_loss(
-        Mechanism(scheme, strategy, sigma), outputs[0].astype(np.float32), None if side is None else side[0]
+    one = ja.privacy_loss(
+        ja.Mechanism(scheme, strategy, sigma),
+        outputs[0].astype(np.float32),
+        None if side is None else side[0],
     )
     assert float(one) == pytest.approx(float(single[0]), rel=1e-5, abs=1e-5)
     with jax.enable_x64(True):
-        double = privacy_loss(Mechanism(scheme, strategy, sigma), outputs, side)
+        double = ja.privacy_loss(ja.Mechanism(scheme, strategy, sigma), outputs, side)
     np.testing.assert_allclose(single, double, rtol=2e-5, atol=2e-5)
 
     chex.clear_trace_counter()
@@ -199,7 +195,7 @@ def test_jit_vmap_precision_and_one_trace(scheme):
 def test_names_in_types_are_those_of_the_registries():
     """So editors and type checkers offer every accountant, rule and adjacency, and no other."""
     assert set(typing.get_args(AccountantName)) == {"analytic", *ACCOUNTANTS}
-    hints = typing.get_type_hints(calibrate) | typing.get_type_hints(CalibrationOptions)
+    hints = typing.get_type_hints(ja.calibrate) | typing.get_type_hints(ja.CalibrationOptions)
     assert hints["accountant"] == AccountantName | None
     assert (hints["rule"], hints["adjacency"]) == (RuleName, AdjacencyName)
     assert ADJACENCIES == typing.get_args(AdjacencyName) and RULES == typing.get_args(RuleName)
@@ -218,11 +214,11 @@ OPTIONS = {
 def test_from_plain_numbers(scheme):
     """By probability or by sizes, with every option that it takes; those it does not take are refused."""
     kind = type(scheme)
-    if kind is CustomScheme:
+    if kind is ja.CustomScheme:
         numbers = Numbers(iterations=6, separation=2, dataset_size=40, batch_size=4.0)
         refused("custom is made from its table", kind.from_numbers, numbers)
         return
-    taken = {"separation"} if kind is BallsInBins else set(kind.options) & set(OPTIONS)
+    taken = {"separation"} if kind is ja.BallsInBins else set(kind.options) & set(OPTIONS)
     needed = {name: OPTIONS[name][0][name] for name in ("examples_per_user", "truncate_to") if name in taken}
     fields = {field.name for field in dataclasses.fields(scheme)}
     common = dict(iterations=6, separation=2, **needed)
@@ -260,7 +256,7 @@ def test_json_round_trip_and_its_refusals():
 @pytest.mark.parametrize("scheme", TYPICAL)
 def test_bad_input(scheme):
     bad = {"iterations": (0, -1, 1.5, True, None)}
-    if isinstance(scheme, CustomScheme):
+    if isinstance(scheme, ja.CustomScheme):
         bad = {
             "join": ([], [1.5], [-0.1], [math.nan], [1e-16], ["half"], None, [[0.5, 0.5]] * 3, [[[0.5]]]),
             "lockout": (0, -1, 1.5, True, [2, 2], [0, 1, 1, 1], 2**31),
@@ -300,7 +296,7 @@ def test_a_scheme_must_say_what_the_guarantee_rests_on():
     whole.side_information = MEMBERS["truncated-b-min-sep"][0].side_information
     with pytest.raises(NotImplementedError, match="made must state its counts given batch_sizes"):
         whole.draw_counts(None, 1, "remove")
-    for five in (MultiAttribution(10, 1, 0.1, 5), IndependentAttribution(10, 1, 0.1, 5)):
+    for five in (ja.MultiAttribution(10, 1, 0.1, 5), ja.IndependentAttribution(10, 1, 0.1, 5)):
         assert math.sqrt(five.squared_sensitivity(0.0)) == pytest.approx(15.811, abs=1e-3)
 
 
@@ -310,7 +306,7 @@ def test_adjacencies_are_stated_and_others_refused(scheme):
     independent = scheme.unit == "example" and scheme.others_are_independent and scheme.batch_size_cap is None
     assert scheme.adjacencies == (ADJACENCIES if independent else ADJACENCIES[:1])
     for adjacency in {*ADJACENCIES, "replace-one"} - set(scheme.adjacencies):
-        refused("adjacency must be 'zero-out' for scheme", Mechanism, scheme, IDENTITY, 1.0, adjacency)
+        refused("adjacency must be 'zero-out' for scheme", ja.Mechanism, scheme, IDENTITY, 1.0, adjacency)
 
 
 # What the guarantee takes from a scheme: whether others' batches are independent of the unit, whether the

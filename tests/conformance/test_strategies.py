@@ -11,32 +11,19 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxacct import BMinSep, Mechanism, TruncatedBMinSep, prefix_sum_error
-from jaxacct.strategies import (
-    NAMES,
-    STRATEGIES,
-    BandedInverse,
-    BandedToeplitz,
-    BufferedRecursion,
-    BufferedToeplitz,
-    Dense,
-    FiniteToeplitz,
-    Toeplitz,
-    Workload,
-    by_name,
-    strategy_from_json,
-)
+import jaxacct as ja
+from jaxacct.strategies import NAMES, STRATEGIES, BufferedRecursion, Workload, by_name, strategy_from_json
 from tests.oracles import enumeration
 from tests.refusals import refused
 
 N = 6
 MEMBERS = {
-    "banded-toeplitz": [BandedToeplitz((0.8, 0.5, 0.3)), BandedToeplitz.identity()],
-    "finite-toeplitz": [FiniteToeplitz((0.8, 0.5, 0.3), N), FiniteToeplitz((1.0,), N)],
-    "toeplitz": [Toeplitz(tuple(0.6 ** np.arange(9)))],
-    "banded-inverse": [BandedInverse.bisr(iterations=N, bands=3)],
-    "buffered-toeplitz": [BufferedToeplitz((0.9, 0.4, 0.0), (0.3, 0.2, 0.1), N)],
-    "dense": [Dense(np.tril(0.2 + np.random.default_rng(0).random((N, N))) + np.eye(N))],
+    "banded-toeplitz": [ja.BandedToeplitz((0.8, 0.5, 0.3)), ja.BandedToeplitz.identity()],
+    "finite-toeplitz": [ja.FiniteToeplitz((0.8, 0.5, 0.3), N), ja.FiniteToeplitz((1.0,), N)],
+    "toeplitz": [ja.Toeplitz(tuple(0.6 ** np.arange(9)))],
+    "banded-inverse": [ja.BandedInverse.bisr(iterations=N, bands=3)],
+    "buffered-toeplitz": [ja.BufferedToeplitz((0.9, 0.4, 0.0), (0.3, 0.2, 0.1), N)],
+    "dense": [ja.Dense(np.tril(0.2 + np.random.default_rng(0).random((N, N))) + np.eye(N))],
 }
 ALL = [strategy for members in MEMBERS.values() for strategy in members]
 X = np.array([[1.0, 0, 0, 1, 0, 0], [0, 2.0, 0, 0, 0, 1], [0, 0, 0, 0, 0, 0]])
@@ -78,7 +65,7 @@ def test_norms_bands_and_error():
             np.broadcast_to(strategy.half_square_norms(), N), np.square(long).sum(axis=0) / 2, atol=1e-12
         )
         sums = np.tril(np.ones((N, N))) @ np.linalg.inv(small)
-        error = prefix_sum_error(strategy, iterations=N, noise_multiplier=1.7)
+        error = ja.prefix_sum_error(strategy, iterations=N, noise_multiplier=1.7)
         assert error == pytest.approx(np.square(sums).sum() / N * 1.7**2, rel=1e-10)
 
 
@@ -127,7 +114,7 @@ def test_cross_terms_cover_every_participation():
         for strategy in ALL:
             gram = extended(strategy).T @ extended(strategy)
             bound = np.broadcast_to(strategy.cross_terms(N, separation), N)
-            for pattern in enumeration.vectors(BMinSep(N, separation, 0.5, False))[0]:
+            for pattern in enumeration.vectors(ja.BMinSep(N, separation, 0.5, False))[0]:
                 for i in np.flatnonzero(pattern):
                     assert bound[i] >= gram[i, i + 1 :] @ pattern[i + 1 :] - 1e-12
             if strategy.bands <= separation:
@@ -199,22 +186,22 @@ def test_json_hash_and_words():
 def test_checks_of_the_scheme():
     """Either refused or with a bound; no case falls through."""
     for strategy in ALL:
-        close, truncated = BMinSep(N, 1, 0.2), TruncatedBMinSep(N, strategy.bands, 0.1, 9, 10)
-        if isinstance(strategy, BandedToeplitz | FiniteToeplitz):
-            Mechanism(truncated, strategy, 1.0)
+        close, truncated = ja.BMinSep(N, 1, 0.2), ja.TruncatedBMinSep(N, strategy.bands, 0.1, 9, 10)
+        if isinstance(strategy, ja.BandedToeplitz | ja.FiniteToeplitz):
+            ja.Mechanism(truncated, strategy, 1.0)
             if strategy.bands > 1:
-                refused("bands must be at most the minimum separation", Mechanism, close, strategy, 1.0)
+                refused("bands must be at most the minimum separation", ja.Mechanism, close, strategy, 1.0)
         else:
-            assert Mechanism(close, strategy, 1.0).is_upper_bound
-            refused("banded Toeplitz for truncated-b-min-sep", Mechanism, truncated, strategy, 1.0)
+            assert ja.Mechanism(close, strategy, 1.0).is_upper_bound
+            refused("banded Toeplitz for truncated-b-min-sep", ja.Mechanism, truncated, strategy, 1.0)
         if not strategy.is_toeplitz or isinstance(
-            strategy, BandedInverse | BufferedToeplitz | FiniteToeplitz
+            strategy, ja.BandedInverse | ja.BufferedToeplitz | ja.FiniteToeplitz
         ):
-            refused("strategy must have", Mechanism, BMinSep(N + 1, 2, 0.2), strategy, 1.0)
+            refused("strategy must have", ja.Mechanism, ja.BMinSep(N + 1, 2, 0.2), strategy, 1.0)
 
 
 def test_by_name():
-    scheme = BMinSep(N, 3, 0.2)
+    scheme = ja.BMinSep(N, 3, 0.2)
     for name in NAMES:
         assert type(by_name(name, 3, scheme)) in STRATEGIES.values()
         refused("bands must be", by_name, name, 0, scheme)
@@ -234,16 +221,16 @@ BAD_SCHEDULES = [
     ("kind", "size", "more"),
     [
         (
-            BandedToeplitz,
+            ja.BandedToeplitz,
             "bands",
             [
                 ({"bands": 9}, "bands must be at most min_separation 8, got 9"),
                 ({"bands": 65, "min_separation": 65}, "bands must be at most iterations 64, got 65"),
             ],
         ),
-        (BandedInverse, "bands", [({"min_separation": None}, "min_separation must be given for 2")]),
+        (ja.BandedInverse, "bands", [({"min_separation": None}, "min_separation must be given for 2")]),
         (
-            BufferedToeplitz,
+            ja.BufferedToeplitz,
             "buffers",
             [
                 ({"min_separation": None}, "min_separation must be given for 2 participations"),
@@ -259,7 +246,7 @@ def test_schedules_without_an_optimum_are_refused(kind, size, more):
 
 
 def test_errors_of_no_run_are_refused():
-    error_of = functools.partial(prefix_sum_error, BandedToeplitz.identity())
+    error_of = functools.partial(ja.prefix_sum_error, ja.BandedToeplitz.identity())
     refused("iterations must be", error_of, iterations=0, noise_multiplier=1.0)
     for sigma in (0.0, -1.0, np.nan, np.inf, "x", None):
         refused("noise_multiplier must be", error_of, iterations=3, noise_multiplier=sigma)

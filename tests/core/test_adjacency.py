@@ -6,16 +6,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from jaxacct import (
-    BallsInBins,
-    BandedToeplitz,
-    BMinSep,
-    Claim,
-    ClaimedTarget,
-    CyclicPoisson,
-    Mechanism,
-    Poisson,
-)
+import jaxacct as ja
 from tests.oracles.settings import slow
 from tests.refusals import refused
 from train.batches.sampler import Sampler
@@ -90,9 +81,9 @@ def drawn(scheme, size, seed, runs=2000) -> np.ndarray:
 @pytest.mark.parametrize(
     "scheme",
     [
-        slow(CyclicPoisson(4, 2, 0.6)),
-        slow(BallsInBins(4, 2)),
-        BMinSep(4, 3, 0.6, False),
+        slow(ja.CyclicPoisson(4, 2, 0.6)),
+        slow(ja.BallsInBins(4, 2)),
+        ja.BMinSep(4, 3, 0.6, False),
     ],
     ids=lambda scheme: type(scheme).__name__,
 )
@@ -105,9 +96,9 @@ def test_the_others_batches_do_not_depend_on_the_example(scheme):
 
 def test_mechanisms_without_the_pair_are_refused():
     """Of schemes that have none: `conformance`."""
-    white = BandedToeplitz.square_root(1)
+    white = ja.BandedToeplitz.square_root(1)
     for adjacency in ("add-or-remove-one", "replace-one"):
-        mechanism = Mechanism(Poisson(12, 0.1), white, 1.0, adjacency)
-        target = ClaimedTarget.at(2.0, 1e-3)
-        refused(f"max_batch_size must not be given with {adjacency}", Claim, mechanism, target, 100, 15)
-    refused("adjacency must be one of", lambda: Mechanism(Poisson(12, 0.1), white, 1.0, "replace-two"))
+        mechanism = ja.Mechanism(ja.Poisson(12, 0.1), white, 1.0, adjacency)
+        target = ja.ClaimedTarget.at(2.0, 1e-3)
+        refused(f"max_batch_size must not be given with {adjacency}", ja.Claim, mechanism, target, 100, 15)
+    refused("adjacency must be one of", lambda: ja.Mechanism(ja.Poisson(12, 0.1), white, 1.0, "replace-two"))

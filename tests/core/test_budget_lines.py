@@ -10,19 +10,7 @@ import math
 import numpy as np
 import pytest
 
-from jaxacct import (
-    BallsInBins,
-    BandedToeplitz,
-    BMinSep,
-    CyclicPoisson,
-    FiniteToeplitz,
-    IndependentAttribution,
-    Mechanism,
-    MultiAttribution,
-    Poisson,
-    Toeplitz,
-    TruncatedBMinSep,
-)
+import jaxacct as ja
 from jaxacct.kernels.likelihoods.interacting_recurrence import numbers_kept
 from jaxacct.likelihood import rounding
 from jaxacct.proposals.families import replica_lines
@@ -30,33 +18,32 @@ from jaxacct.proposals.families.replicas import log_normalizer
 from jaxacct.proposals.threshold import budget_lines, weight_line
 from jaxacct.schemes.users import independent_attribution
 from jaxacct.statistics.lines import Item
-from jaxacct.strategies import Dense
 from jaxacct.strategies.stationary import adds_windows
 from tests.oracles import budget_families as families
 from tests.proposals_by_name import proposal_by_name
 
 DELTA_V = 1e-5
-ROOT, IDENTITY = BandedToeplitz.square_root, BandedToeplitz.identity()
-OVERLAPPING = Toeplitz((0.8, 0.5, 0.33))
+ROOT, IDENTITY = ja.BandedToeplitz.square_root, ja.BandedToeplitz.identity()
+OVERLAPPING = ja.Toeplitz((0.8, 0.5, 0.33))
 SETTINGS = {
-    "one band": Mechanism(Poisson(200, 0.01), IDENTITY, 1.0),
-    "one step": Mechanism(Poisson(1, 0.5), IDENTITY, 1.0),
-    "transforms": Mechanism(BMinSep(300, 4, 0.02), ROOT(4), 1.2),
-    "seldom": Mechanism(BMinSep(400, 4, 0.002), ROOT(4), 1.0),
-    "cold": Mechanism(BMinSep(50, 4, 0.4, False), ROOT(3), 0.7),
-    "low noise": Mechanism(BMinSep(2000, 4, 0.02), ROOT(4), 0.05),
-    "windows": Mechanism(BMinSep(7200, 8, 2e-5), BandedToeplitz((2.0, 1.0, 0.5)), 1.0),
-    "phases": Mechanism(CyclicPoisson(96, 4, 0.1), ROOT(4), 1.0),
-    "certain": Mechanism(BMinSep(60, 4, 1.0), ROOT(4), 2.0),
-    "certain phases": Mechanism(BallsInBins(40, 4), ROOT(3), 2.0),
-    "counts": Mechanism(MultiAttribution(60, 4, 0.02, 3), ROOT(4), 2.0),
-    "two examples": Mechanism(IndependentAttribution(60, 4, 0.02, 2), ROOT(4), 2.0),
-    "three examples, long blocks": Mechanism(IndependentAttribution(300, 32, 0.01, 3), ROOT(8), 2.0),
-    "certain examples": Mechanism(IndependentAttribution(40, 3, 1.0, 2), ROOT(3), 4.0),
-    "truncated": Mechanism(TruncatedBMinSep(120, 4, 0.1, 50, 600), ROOT(3), 2.5),
-    "overlapping": Mechanism(Poisson(40, 0.05), OVERLAPPING, 2.0),
-    "overlapping, dense": Mechanism(Poisson(6, 0.05), Dense(np.eye(6) + 0.2 * np.eye(6, k=-1)), 2.0),
-    "rows of the run": Mechanism(BMinSep(40, 4, 0.05), FiniteToeplitz((1.0, 0.5, 0.2), 40), 1.5),
+    "one band": ja.Mechanism(ja.Poisson(200, 0.01), IDENTITY, 1.0),
+    "one step": ja.Mechanism(ja.Poisson(1, 0.5), IDENTITY, 1.0),
+    "transforms": ja.Mechanism(ja.BMinSep(300, 4, 0.02), ROOT(4), 1.2),
+    "seldom": ja.Mechanism(ja.BMinSep(400, 4, 0.002), ROOT(4), 1.0),
+    "cold": ja.Mechanism(ja.BMinSep(50, 4, 0.4, False), ROOT(3), 0.7),
+    "low noise": ja.Mechanism(ja.BMinSep(2000, 4, 0.02), ROOT(4), 0.05),
+    "windows": ja.Mechanism(ja.BMinSep(7200, 8, 2e-5), ja.BandedToeplitz((2.0, 1.0, 0.5)), 1.0),
+    "phases": ja.Mechanism(ja.CyclicPoisson(96, 4, 0.1), ROOT(4), 1.0),
+    "certain": ja.Mechanism(ja.BMinSep(60, 4, 1.0), ROOT(4), 2.0),
+    "certain phases": ja.Mechanism(ja.BallsInBins(40, 4), ROOT(3), 2.0),
+    "counts": ja.Mechanism(ja.MultiAttribution(60, 4, 0.02, 3), ROOT(4), 2.0),
+    "two examples": ja.Mechanism(ja.IndependentAttribution(60, 4, 0.02, 2), ROOT(4), 2.0),
+    "three examples, long blocks": ja.Mechanism(ja.IndependentAttribution(300, 32, 0.01, 3), ROOT(8), 2.0),
+    "certain examples": ja.Mechanism(ja.IndependentAttribution(40, 3, 1.0, 2), ROOT(3), 4.0),
+    "truncated": ja.Mechanism(ja.TruncatedBMinSep(120, 4, 0.1, 50, 600), ROOT(3), 2.5),
+    "overlapping": ja.Mechanism(ja.Poisson(40, 0.05), OVERLAPPING, 2.0),
+    "overlapping, dense": ja.Mechanism(ja.Poisson(6, 0.05), ja.Dense(np.eye(6) + 0.2 * np.eye(6, k=-1)), 2.0),
+    "rows of the run": ja.Mechanism(ja.BMinSep(40, 4, 0.05), ja.FiniteToeplitz((1.0, 0.5, 0.2), 40), 1.5),
 }  # fmt: skip
 EACH = pytest.mark.parametrize("name", SETTINGS)
 
@@ -121,7 +108,7 @@ def forget():
 def bounded(monkeypatch, forget):
     """As if the tables of the likelihood of more than one example did not fit."""
     monkeypatch.setattr(independent_attribution, "MAX_NUMBERS", 0)
-    return Mechanism(IndependentAttribution(60, 4, 0.02, 3), ROOT(4), 2.5)
+    return ja.Mechanism(ja.IndependentAttribution(60, 4, 0.02, 3), ROOT(4), 2.5)
 
 
 def test_items_of_bounded_likelihoods(bounded):
@@ -137,7 +124,7 @@ def test_items_of_bounded_likelihoods(bounded):
 def test_items_of_pairs_of_examples(examples, monkeypatch, forget):
     """As if the tables of two examples did fit, and of more did not."""
     monkeypatch.setattr(independent_attribution, "MAX_NUMBERS", numbers_kept(4, 2, True))
-    mechanism = Mechanism(IndependentAttribution(60, 4, 0.02, examples), ROOT(4), 2.5)
+    mechanism = ja.Mechanism(ja.IndependentAttribution(60, 4, 0.02, examples), ROOT(4), 2.5)
     assert mechanism.scheme.pair_bound is not None and mechanism.scheme.sums.times == examples
     plain = proposal_by_name(mechanism, 1.0, "remove", "replicas:1")
     expected = families.by_pairs(mechanism, DELTA_V, families.loss_items(mechanism, DELTA_V), 1)
@@ -181,11 +168,11 @@ def test_items_of_replicas(setting):
 @pytest.mark.parametrize("sigma", [0.4, 0.6, 1.0, 2.0])
 def test_items_of_two_losses(sigma, p):
     """Where Z_2 is large and where it is not, which decides how many participations count in either loss."""
-    mechanism = Mechanism(IndependentAttribution(300, 4, p, 3), ROOT(4), sigma)
+    mechanism = ja.Mechanism(ja.IndependentAttribution(300, 4, p, 3), ROOT(4), sigma)
     for delta_v in (1e-4, 1e-9):
         lines = replica_lines.pair_lines(mechanism, 4, 2.0, delta_v)
         compare(lines, families.pair_items(mechanism, delta_v, 4, 2.0))
-    one = Mechanism(BMinSep(300, 4, p), ROOT(4), sigma)
+    one = ja.Mechanism(ja.BMinSep(300, 4, p), ROOT(4), sigma)
     for times in (2, 8):
         found = replica_lines.inflated_lines(one, times, 3, 2.0, DELTA_V)
         compare(found, families.inflated_items(one, DELTA_V, 3, times, 2.0))
@@ -201,7 +188,7 @@ def test_items_of_few_participations_of_another_example():
 def test_no_number_depends_on_a_sentence(monkeypatch, forget):
     """Every sentence reworded: the same amounts in all families, of which two read items of others."""
     monkeypatch.setattr(independent_attribution, "MAX_NUMBERS", numbers_kept(4, 2, True))
-    users = Mechanism(IndependentAttribution(60, 4, 0.02, 4), ROOT(4), 2.5)
+    users = ja.Mechanism(ja.IndependentAttribution(60, 4, 0.02, 4), ROOT(4), 2.5)
 
     def amounts():
         proposals = [proposal_by_name(users, 1.0, "remove", name) for name in ("replicas:1", "replicas:6")]
@@ -223,7 +210,7 @@ def test_items_of_pairs(setting):
     mechanism, m = SETTINGS[setting], 6
     found = proposal(setting, 1.0, "remove", f"replicas:{m}")
     one, k = mechanism.scheme.parts or (mechanism.scheme, 1)
-    alone = Mechanism(one, mechanism.strategy, mechanism.noise_multiplier / math.sqrt(m - 1))
+    alone = ja.Mechanism(one, mechanism.strategy, mechanism.noise_multiplier / math.sqrt(m - 1))
     module = one.replicas(alone)
     log_z = m / 2 * module.log_normalizer(alone)
     if k > 1:
@@ -239,9 +226,9 @@ def test_items_of_pairs(setting):
 
 @pytest.mark.parametrize(("m", "times"), [(2, 4), (4, 16)])
 def test_items_of_a_inflated_example(m, times):
-    mechanism = Mechanism(BMinSep(60, 2, 0.001), BandedToeplitz((2.0, 1.0)), 1.0)
+    mechanism = ja.Mechanism(ja.BMinSep(60, 2, 0.001), ja.BandedToeplitz((2.0, 1.0)), 1.0)
     found = proposal_by_name(mechanism, 0.3, "remove", f"replicas:{m},{times}")
-    inflated = Mechanism(mechanism.scheme.inflated(times)[0], mechanism.strategy, (m - 1) ** -0.5)
+    inflated = ja.Mechanism(mechanism.scheme.inflated(times)[0], mechanism.strategy, (m - 1) ** -0.5)
     expected = families.inflated_items(mechanism, DELTA_V, m, times, m / 2 * log_normalizer(inflated))
     relative, variation = inflated.scheme.replicas(inflated).errors(inflated)
     settled = ("relative", (1 + relative) ** (m / 2) - 1), ("total variation", m / 2 * variation)

@@ -11,15 +11,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from jaxacct import (
-    BMinSep,
-    Budget,
-    Mechanism,
-    Plan,
-    Poisson,
-    calibrate,
-    verify,
-)
+import jaxacct as ja
 from jaxacct.accountants.composition import _GRID, event_profile
 from jaxacct.accountants.tradeoff.curves.gaussian import gdp_log_delta
 from jaxacct.kernels import randomness
@@ -41,9 +33,9 @@ from tests.stored_plans import claim_with, forged, loaded, with_side
 FALSE_ALARM = 1e-6 / 20  # of each interval
 BLOCKS = 512
 MECHANISMS = [
-    Mechanism(BMinSep(2, 2, 0.4), IDENTITY, 0.8),
-    Mechanism(BMinSep(2, 2, 0.04), IDENTITY, 0.8),
-    Mechanism(Poisson(2, 0.3), IDENTITY, 2.0),
+    ja.Mechanism(ja.BMinSep(2, 2, 0.4), IDENTITY, 0.8),
+    ja.Mechanism(ja.BMinSep(2, 2, 0.04), IDENTITY, 0.8),
+    ja.Mechanism(ja.Poisson(2, 0.3), IDENTITY, 2.0),
 ]
 
 
@@ -76,7 +68,7 @@ def offered(delta=1e-6):
     for mechanism in MECHANISMS:
         for noise, epsilon in ((2.0, 0.5), (1.0, 3.0)):
             composed = Composed(gaussian(noise), delta)
-            for found in candidates(mechanism, epsilon, "remove", Budget.split(delta), composed=composed):
+            for found in candidates(mechanism, epsilon, "remove", ja.Budget.split(delta), composed=composed):
                 yield mechanism, epsilon, "remove", composed, found.proposal
 
 
@@ -98,7 +90,7 @@ def test_without_an_end_there_are_no_replicas():
     """A profile that stays above a thousandth of delta bounds nothing against the weights."""
     composed = Composed(gaussian(2.0, 1e-6), 1e-5)
     assert composed.left_out == composed.log_max(1.0) == math.inf
-    found = candidates(MECHANISMS[0], 1.0, "remove", Budget.split(1e-5), composed=composed)
+    found = candidates(MECHANISMS[0], 1.0, "remove", ja.Budget.split(1e-5), composed=composed)
     assert [candidate.proposal.name for candidate in found] == ["plain"]
     with pytest.raises(ValueError, match="replicas:2 is not available for this mechanism"):
         proposal_by_name(MECHANISMS[0], 1.0, "remove", "replicas:2", composed=composed)
@@ -161,14 +153,14 @@ def test_both_together_are_at_most_the_remove_direction_and_the_exchanged_part(m
 def test_gaussians_exchange_nothing(noise):
     """Of the remove direction the add direction is at most as large; another profile reserves for it."""
     profile = gaussian(noise)
-    often = Poisson(1, 1.0)
+    often = ja.Poisson(1, 1.0)
     assert Composed(profile, 1e-6).exchanged(1.0, often) == 0
     other = Composed(dataclasses.replace(profile, of_gaussians=False), 1e-6)
     found = [other.exchanged(epsilon, often) for epsilon in (1.0, 4.0)]
     # e^epsilon P'(loss > epsilon) of a Gaussian mechanism; a tenth of it where a tenth participates.
     exact = [math.exp(e) * stats.norm.sf(e * noise + 0.5 / noise) for e in (1.0, 4.0)]
     assert found == pytest.approx(exact, rel=0.2)  # of a pair that is a little larger
-    assert other.exchanged(1.0, Poisson(1, 0.1)) == pytest.approx(found[0] / 10, rel=1e-6)
+    assert other.exchanged(1.0, ja.Poisson(1, 0.1)) == pytest.approx(found[0] / 10, rel=1e-6)
     assert event_profile(dp.GaussianDpEvent(noise)).of_gaussians
     assert event_profile(dp.PoissonSampledDpEvent(0.1, dp.GaussianDpEvent(noise))).of_gaussians
     assert not event_profile(dp.LaplaceDpEvent(noise)).of_gaussians
@@ -219,12 +211,12 @@ def test_a_weight_far_below_0_is_worth_nothing():
 
 
 @functools.cache
-def certified() -> tuple[Plan, float]:
+def certified() -> tuple[ja.Plan, float]:
     """A plan from replicas and bounded plain samples, and the exact divergence of both together."""
     exact = max(two_steps(MECHANISMS[1], EPSILON, d, gaussian(3.0)) for d in ("remove", "add"))
     target = dict(epsilon=EPSILON, delta=2 * exact, noise_multiplier=MECHANISMS[1].noise_multiplier)
     options = dict(compose_with=OTHER, key=jax.random.key(8))
-    return calibrate(MECHANISMS[1].scheme, IDENTITY, **target, **options), exact
+    return ja.calibrate(MECHANISMS[1].scheme, IDENTITY, **target, **options), exact
 
 
 OTHER, EPSILON = dp.GaussianDpEvent(3.0), 1.7
@@ -239,7 +231,7 @@ def test_a_plan_is_certified_from_few_draws_and_its_evidence_is_computed_again()
     )
     plain = next(one.predicted_samples for one in offered if one.proposal.name == "plain")
     assert seen.num_samples < plain / 50
-    assert Plan.from_json(json.loads(json.dumps(plan.to_json()))) == plan
+    assert ja.Plan.from_json(json.loads(json.dumps(plan.to_json()))) == plan
     assert any(line.name == "end of the composed profile" for line in seen.remove.items)
     assert all(replayed.moved == 0 for replayed in replay(plan))
 
@@ -248,9 +240,11 @@ def test_less_than_the_truth_is_not_certified():
     """The same draws, asked for less than both together have: a verdict would be wrong."""
     plan, exact = certified()
     for less in (0.97, 0.8):
-        found = verify(plan.mechanism, EPSILON, less * exact, compose_with=OTHER, max_samples=20_000, key=KEY)
+        found = ja.verify(
+            plan.mechanism, EPSILON, less * exact, compose_with=OTHER, max_samples=20_000, key=KEY
+        )
         assert not found.certified
-    alone = verify(plan.mechanism, EPSILON, 0.8 * exact, max_samples=20_000, key=KEY)
+    alone = ja.verify(plan.mechanism, EPSILON, 0.8 * exact, max_samples=20_000, key=KEY)
     assert alone.certified  # what is composed makes the difference
 
 

@@ -7,19 +7,7 @@ import math
 
 import pytest
 
-from jaxacct import (
-    BalancedMinSep,
-    BallsInBins,
-    BandedToeplitz,
-    BMinSep,
-    CustomScheme,
-    CyclicPoisson,
-    EpochwiseAllocation,
-    Mechanism,
-    MultiAttribution,
-    Poisson,
-    TruncatedBMinSep,
-)
+import jaxacct as ja
 from jaxacct.kernels.likelihoods import epochs
 from jaxacct.proposals.base import plain
 from jaxacct.proposals.families.replicas import log_normalizer
@@ -44,49 +32,49 @@ def share(number, least):
 
 
 DRAW_ERRORS = [
-    (Poisson(40, 0.3), waits(0.3, 40, 40)),
-    (Poisson(40, 1e-5), waits(1e-5, 40, 40)),
-    (BMinSep(41, 4, 1.0, False), 0.0),
-    (CyclicPoisson(41, 4, 0.3), math.expm1(11 * share(2, 0.3) + share(4, 1 / 4))),
-    (BallsInBins(41, 4), math.expm1(share(4, 1 / 4))),
-    (BMinSep(41, 4, 0.3, False), waits(0.3, 11, 41)),
-    (BMinSep(41, 4, 0.3), waits(0.3, 11, 41, share(4, 0.3 / 1.9))),
+    (ja.Poisson(40, 0.3), waits(0.3, 40, 40)),
+    (ja.Poisson(40, 1e-5), waits(1e-5, 40, 40)),
+    (ja.BMinSep(41, 4, 1.0, False), 0.0),
+    (ja.CyclicPoisson(41, 4, 0.3), math.expm1(11 * share(2, 0.3) + share(4, 1 / 4))),
+    (ja.BallsInBins(41, 4), math.expm1(share(4, 1 / 4))),
+    (ja.BMinSep(41, 4, 0.3, False), waits(0.3, 11, 41)),
+    (ja.BMinSep(41, 4, 0.3), waits(0.3, 11, 41, share(4, 0.3 / 1.9))),
     # One participation is left from step 8 on, with 33 steps for it.
-    (BalancedMinSep(41, 4, 3), waits(1 / 33, 3, 41)),
-    (BalancedMinSep(41, 4, 2.5), waits(1 / 33, 3, 41, 3 * share(2, 1 / 6))),
-    (EpochwiseAllocation(41, 8, 3), waits(1 / 8, 6, 41)),
+    (ja.BalancedMinSep(41, 4, 3), waits(1 / 33, 3, 41)),
+    (ja.BalancedMinSep(41, 4, 2.5), waits(1 / 33, 3, 41, 3 * share(2, 1 / 6))),
+    (ja.EpochwiseAllocation(41, 8, 3), waits(1 / 8, 6, 41)),
     # Counts 1 and 2, p^2 / (1 - (1-p)^2) for the latter.
-    (MultiAttribution(41, 4, 0.2, 2, False), waits(0.36, 11, 41, 11 * share(2, 0.04 / 0.36))),
+    (ja.MultiAttribution(41, 4, 0.2, 2, False), waits(0.36, 11, 41, 11 * share(2, 0.04 / 0.36))),
 ]
 
 
 @pytest.mark.parametrize("scheme, expected", DRAW_ERRORS, ids=str)
 def test_errors_of_draws(scheme, expected):
     assert scheme.draw_errors[0] == pytest.approx(expected, rel=1e-9, abs=0)
-    at = Mechanism(scheme, BandedToeplitz.identity(), 1.0)
+    at = ja.Mechanism(scheme, ja.BandedToeplitz.identity(), 1.0)
     assert plain(at, "remove").relative_error == pytest.approx(expected, rel=1e-9, abs=0)
     assert scheme.draw_errors[1] == scheme.max_participations * (scheme.iterations + 1) * 2.0**-62
     assert plain(at, "remove").total_variation == scheme.draw_errors[1]
 
 
 def test_counts_too_rare_to_draw_are_a_distance():
-    scheme = MultiAttribution(20, 4, 0.01, 40)
+    scheme = ja.MultiAttribution(20, 4, 0.01, 40)
     weights = scheme.count_weights()
     rare = int(((weights > 0) & (weights < 2.0**-30)).sum())
     assert rare > 20 and scheme.draw_errors[1] == 5 * (21 * 2.0**-62 + rare * SHARE)
 
 
 def test_errors_of_batch_sizes_and_of_participations_multiply():
-    scheme = TruncatedBMinSep(120, 4, 0.1, 50, 600)
+    scheme = ja.TruncatedBMinSep(120, 4, 0.1, 50, 600)
     relative, variation = scheme.side_information.error()
-    of = plain(Mechanism(scheme, BandedToeplitz.identity(), 2.5), "remove")
+    of = plain(ja.Mechanism(scheme, ja.BandedToeplitz.identity(), 2.5), "remove")
     assert relative > 0
     assert of.relative_error == pytest.approx(product(relative, scheme.draw_errors[0]), rel=1e-9)
     assert of.total_variation == variation + scheme.draw_errors[1]
 
 
 def one(scheme, sigma=1.5, bands=1):
-    return Mechanism(scheme, BandedToeplitz.square_root(bands), sigma)
+    return ja.Mechanism(scheme, ja.BandedToeplitz.square_root(bands), sigma)
 
 
 def errors(scheme, sigma=1.5):
@@ -96,7 +84,7 @@ def errors(scheme, sigma=1.5):
 
 def test_errors_of_first_steps_of_pairs():
     """Relative where both phases are likely; where attraction makes two phases rare, as a distance."""
-    scheme, of_choices = BallsInBins(40, 4), 2 * 10 * 3 * SHARE
+    scheme, of_choices = ja.BallsInBins(40, 4), 2 * 10 * 3 * SHARE
     for sigma, rare in ((3.0, 0), (0.6, 12)):  # two phases that differ
         relative, variation = errors(scheme, sigma)
         of_starts = SHARE * (16 + rare) + SHARE * (4 if rare else (3 + math.exp(10 / sigma**2)) * 4)
@@ -108,7 +96,7 @@ def test_errors_of_first_steps_of_pairs():
 
 def test_errors_of_pairs_of_a_table():
     """Waits and outcomes of both replicas over their chances, which attraction makes smaller by a ratio."""
-    scheme = CustomScheme([0.05] * 400, 20)
+    scheme = ja.CustomScheme([0.05] * 400, 20)
     log_z, (relative, variation) = log_normalizer(one(scheme, 50.0)), errors(scheme, 50.0)
     least = 2 * 20 * 2.0**-38 / 0.05  # without attraction
     assert least < relative < 1.1 * least + 402 * 2.0**-48 and 0 < log_z < 0.1
@@ -131,7 +119,7 @@ def test_rounding_of_sums_over_epochs():
 
 def test_errors_of_two_replicas_have_those_of_their_starts(monkeypatch):
     """The choice of both first eligible steps is drawn, too, with an error of either kind."""
-    mechanism = Mechanism(BMinSep(41, 4, 0.3), BandedToeplitz.square_root(4), 1.0)
+    mechanism = ja.Mechanism(ja.BMinSep(41, 4, 0.3), ja.BandedToeplitz.square_root(4), 1.0)
     assert replica_table._start_errors(mechanism)[0] > 0
 
     def errors(of_starts):

@@ -22,19 +22,7 @@ from dp_accounting import dp_event
 from msgspec import structs
 from scipy import stats
 
-from jaxacct import (
-    BandedToeplitz,
-    BMinSep,
-    Budget,
-    CalibrationOptions,
-    IndependentAttribution,
-    Mechanism,
-    NotCertifiedError,
-    Plan,
-    TruncatedBMinSep,
-    calibrate,
-    verify,
-)
+import jaxacct as ja
 from jaxacct.accountants import analytic
 from jaxacct.accountants.composition import event_profile
 from jaxacct.calibration import pilots as pilots_module
@@ -68,8 +56,8 @@ from tests.refusals import refused
 from tests.stored_plans import KINDS, claim_with, forged, sampled_directions, with_side
 from tests.stored_plans import whole as stored_plan
 
-MECHANISM = Mechanism(BMinSep(24, 3, 0.05), BandedToeplitz.square_root(3), 1.5)
-BUDGET = Budget.split(1e-2)
+MECHANISM = ja.Mechanism(ja.BMinSep(24, 3, 0.05), ja.BandedToeplitz.square_root(3), 1.5)
+BUDGET = ja.Budget.split(1e-2)
 NAN = math.nan
 
 
@@ -141,7 +129,7 @@ def test_a_target_is_of_one_adjacency_and_spends_no_more_than_its_delta():
     object.__setattr__(other, "adjacency", "replace-two")  # which there is not
     assert dataclasses.replace(CLAIM, mechanism=other).digest != CLAIM.digest
     refused("budget must spend at most delta", ClaimedTarget, 1.0, 0.99e-2, BUDGET)
-    refused("budget must spend at most delta", verify, MECHANISM, 1.0, 1e-4, budget=Budget.split(1e-3))
+    refused("budget must spend at most delta", ja.verify, MECHANISM, 1.0, 1e-4, budget=ja.Budget.split(1e-3))
 
 
 def test_no_stream_serves_twice(monkeypatch):
@@ -154,7 +142,7 @@ def test_no_stream_serves_twice(monkeypatch):
         yield Draws(zeros, np.zeros_like(zeros))
 
     monkeypatch.setattr(base, "draw_in_batches", nothing)
-    truncated = Mechanism(TruncatedBMinSep(6, 2, 0.1, 4, 10), BandedToeplitz((2.0, 1.0)), 1.5)
+    truncated = ja.Mechanism(ja.TruncatedBMinSep(6, 2, 0.1, 4, 10), ja.BandedToeplitz((2.0, 1.0)), 1.5)
     claim = Claim(truncated, ClaimedTarget.at(1.0, 1e-3), None, None)
     verdict = verify_claim(claim, Stop(), "plain", key=jax.random.key(1))
     assert verdict.certified
@@ -174,7 +162,7 @@ def test_the_fixed_rule_does_not_peek():
 
 def test_losses_by_pairs_are_not_for_what_is_composed():
     """The attack: evidence that names them would skip the reserve for what is composed."""
-    users = Mechanism(IndependentAttribution(64, 16, 0.001, 8), BandedToeplitz.square_root(4), 20.0)
+    users = ja.Mechanism(ja.IndependentAttribution(64, 16, 0.001, 8), ja.BandedToeplitz.square_root(4), 20.0)
     composed = Composed(event_profile(dp_event.LaplaceDpEvent(1.0)), 0.079)
     assert proposal_by_name(users, 0.9, "remove", "replicas:1").name == "replicas:1"
     with pytest.raises(ValueError, match="proposal replicas:1 is not available"):
@@ -232,7 +220,7 @@ def ladder(monkeypatch, verdict, covered=lambda mechanism: True, fallback=100):
     monkeypatch.setattr(Grid, "claim", claim)
     monkeypatch.setattr(route.Route, "selected", lambda *arguments: (10, 1000))
     # So weak a target that the bound holds at the fallback.
-    found = calibrate(MECHANISM.scheme, MECHANISM.strategy, epsilon=30.0, delta=0.5)
+    found = ja.calibrate(MECHANISM.scheme, MECHANISM.strategy, epsilon=30.0, delta=0.5)
     return asked, (exponent_of(found.mechanism), found.evidence)
 
 
@@ -288,7 +276,7 @@ def test_the_shares_of_all_attempts_are_one_failure_probability():
 
 def test_all_candidates_together_spend_the_failure_probability_of_what_is_released(monkeypatch):
     """A larger epsilon has a larger reserve for stopped runs of users, and so a smaller q."""
-    scheme, spent = IndependentAttribution(100, 4, 0.01, 3), []
+    scheme, spent = ja.IndependentAttribution(100, 4, 0.01, 3), []
 
     def stub(claim, stop, **options):
         spent.append(stop.share * claim.target.budget.failure_probability)
@@ -298,7 +286,7 @@ def test_all_candidates_together_spend_the_failure_probability_of_what_is_releas
     monkeypatch.setattr(route, "verify_claim", stub)
     monkeypatch.setattr(route.Route, "selected", lambda *arguments: (-50, 1000))
     given = dict(noise_multiplier=3.0, delta=1e-5, dataset_size=1000)
-    plan = calibrate(scheme, BandedToeplitz.square_root(4), **given)
+    plan = ja.calibrate(scheme, ja.BandedToeplitz.square_root(4), **given)
     assert isinstance(plan.evidence, Bound) and plan.epsilon > 1.01**-45
     # The ladder ends at a rejection; both of its steps would have one share.
     assert len(spent) == 3 and 0.999 < sum(spent) / plan.target.budget.failure_probability <= 1 + 1e-12
@@ -373,7 +361,7 @@ def selected(truth: int, top: int, estimate=None) -> tuple[tuple[int | None, int
             tried.append(round(math.log(claim.mechanism.noise_multiplier) / math.log(1.01)))
             return 1000.0 if tried[-1] >= truth else None
 
-    options = CalibrationOptions(estimate=estimate)
+    options = ja.CalibrationOptions(estimate=estimate)
     pilots = Known(options, None, pilots_module.Clock(None, 60.0))
     return route.Route(GRID.problem, options, pilots, None, None).selected(GRID, GRID.ends[0], top), tried
 
@@ -409,7 +397,7 @@ def test_the_limit_on_samples_is_what_an_easy_target_needs_in_the_time_left():
         (1e6, None, 100.0, 2, 100 * 60 / 2),
         (1e6, 200, 100.0, 1, 200),
     ]:
-        pilots = pilots_module.Pilots(CalibrationOptions(max_samples=most), None, Ended(60.0))
+        pilots = pilots_module.Pilots(ja.CalibrationOptions(max_samples=most), None, Ended(60.0))
         pilots.speed.extend([speed] if speed else [])
         mechanism = SimpleNamespace(
             directions=("remove", "add")[:directions], scheme=SimpleNamespace(iterations=1000)
@@ -442,7 +430,7 @@ def test_a_pilot_ends_with_enough_terms_or_where_they_would_have_been_seen(
     monkeypatch.setattr(base, "draw_in_batches", draws)
     claim = Claim(MECHANISM, ClaimedTarget(1.0, 1e-2, BUDGET), None, None)
     of = dataclasses.replace(checking.resolve_proposal(claim, proposal), threshold=1e-3)
-    options = CalibrationOptions(max_samples=limit)
+    options = ja.CalibrationOptions(max_samples=limit)
     needed = pilots_module.Pilots(options, jax.random.key(0), Ended(1e9)).predicted(claim, of, 0.0)
     assert asked == [(at, at + 16) for at in range(0, samples // 128, 16)]
     zeros = math.log(2 / BUDGET.failure_probability) / 1e-3
@@ -454,20 +442,22 @@ def test_a_pilot_ends_with_enough_terms_or_where_they_would_have_been_seen(
 
 def test_what_runs_out_of_time_is_not_certified(monkeypatch):
     """Neither the pilots, nor a verification, nor one whose noise is given."""
-    short = dict(epsilon=1.0, delta=1e-3, options=CalibrationOptions(seconds=1e-9))
-    plan = calibrate(MECHANISM.scheme, MECHANISM.strategy, **short)
+    short = dict(epsilon=1.0, delta=1e-3, options=ja.CalibrationOptions(seconds=1e-9))
+    plan = ja.calibrate(MECHANISM.scheme, MECHANISM.strategy, **short)
     assert plan.certified and isinstance(plan.evidence, Bound)
     said = []
-    calibrate(MECHANISM.scheme, MECHANISM.strategy, **short, progress=lambda *report: said.append(report[0]))
+    ja.calibrate(
+        MECHANISM.scheme, MECHANISM.strategy, **short, progress=lambda *report: said.append(report[0])
+    )
     assert said[0].startswith("certified without samples: noise multiplier ")
     assert said[1] == "not refined by samples: pilots did not end within 1e-09 seconds"
-    with pytest.raises(NotCertifiedError, match="not within 1e-09 seconds of samples"):
-        calibrate(MECHANISM.scheme, MECHANISM.strategy, **short, noise_multiplier=0.7)
+    with pytest.raises(ja.NotCertifiedError, match="not within 1e-09 seconds of samples"):
+        ja.calibrate(MECHANISM.scheme, MECHANISM.strategy, **short, noise_multiplier=0.7)
     monkeypatch.setattr(route.Route, "selected", lambda *arguments: (-30, 1000))
-    plan = calibrate(MECHANISM.scheme, MECHANISM.strategy, **short)
+    plan = ja.calibrate(MECHANISM.scheme, MECHANISM.strategy, **short)
     assert plan.certified and isinstance(plan.evidence, Bound)
     for seconds in (0, -1.0, math.nan, "60", True):
-        refused("seconds must be a number above 0, got", CalibrationOptions, seconds=seconds)
+        refused("seconds must be a number above 0, got", ja.CalibrationOptions, seconds=seconds)
 
 
 def test_the_speed_of_a_pilot_does_not_depend_on_other_processes(monkeypatch):
@@ -484,7 +474,7 @@ def test_the_speed_of_a_pilot_does_not_depend_on_other_processes(monkeypatch):
     monkeypatch.setattr(base, "draw_in_batches", draws)
     claim = Claim(MECHANISM, ClaimedTarget(1.0, 1e-2, BUDGET), None, None)
     of = dataclasses.replace(checking.resolve_proposal(claim, plain(MECHANISM, "remove")), threshold=1e-3)
-    pilots = pilots_module.Pilots(CalibrationOptions(), jax.random.key(0), Ended(60.0))
+    pilots = pilots_module.Pilots(ja.CalibrationOptions(), jax.random.key(0), Ended(60.0))
     pilots.predicted(claim, of, 0.0)
     assert max(pilots.speed) == 2048.0
 
@@ -495,7 +485,7 @@ def test_a_checkpoint_is_of_one_job_only():
     others = [
         dict(claim=claim_with(CLAIM, noise_multiplier=1.6)),
         dict(claim=claim_with(CLAIM, epsilon=1.1)),
-        dict(claim=claim_with(CLAIM, budget=Budget.split(1e-3))),
+        dict(claim=claim_with(CLAIM, budget=ja.Budget.split(1e-3))),
         dict(claim=claim_with(CLAIM, compose_with=dp.GaussianDpEvent(3.0))),
         dict(claim=claim_with(CLAIM, compose_with=dp.GaussianDpEvent(4.0))),
         dict(claim=claim_with(CLAIM, dataset_size=1000)),
@@ -513,9 +503,9 @@ def test_a_checkpoint_is_of_one_job_only():
 
 @pytest.fixture(scope="module")
 def drawn():
-    verdict = verify(MECHANISM, 1.5, 1e-2, proposal="plain", key=jax.random.key(2))
+    verdict = ja.verify(MECHANISM, 1.5, 1e-2, proposal="plain", key=jax.random.key(2))
     assert verdict.certified and verdict.remove.num_samples
-    return Plan(verdict.claim, verdict.evidence)
+    return ja.Plan(verdict.claim, verdict.evidence)
 
 
 def test_certified_believes_counts_alone(drawn):
@@ -563,7 +553,7 @@ def test_fit_refuses_what_is_forged_and_what_fresh_draws_do_not_verify(drawn, mo
         number = self.evidence.remove.num_samples
         return with_side(self, "remove", term_counts=((5120, number),), loss_counts=((3000, number),)).verdict
 
-    monkeypatch.setattr(Plan, "verify", rejects)
+    monkeypatch.setattr(ja.Plan, "verify", rejects)
     refused("could not be verified with fresh randomness: remove: ", bandmf._verify, drawn, None)
     assert "key" not in asked[0]
 
@@ -577,7 +567,7 @@ def test_replay_draws_the_stored_key(drawn):
     refused("no samples to draw again", replay, ANALYTIC)
 
 
-ANALYTIC = Plan(
+ANALYTIC = ja.Plan(
     Claim(dataclasses.replace(MECHANISM, noise_multiplier=12.0), ClaimedTarget.at(1.0, 1e-3), None, None),
     Bound("unamplified"),
 )
@@ -591,7 +581,7 @@ def test_stored_fixtures_are_drawn_again(kind):
     assert all(seen.close and seen.accepted for seen in replay(stored_plan(kind)))
 
 
-def replayed(plan: Plan, path, capsys, *options) -> tuple[int, str]:
+def replayed(plan: ja.Plan, path, capsys, *options) -> tuple[int, str]:
     """Exit code and output of `jaxacct verify --replay` for the plan, as it is stored."""
     plan.save(path)
     return exit_code("verify", path, "--replay", *options), capsys.readouterr().out
@@ -607,7 +597,7 @@ def test_the_command_replays(drawn, tmp_path, capsys):
     assert code == 0 and json.loads(said)["same_device"] is False
     evidence = drawn.evidence
 
-    def with_losses(losses, **fields) -> Plan:
+    def with_losses(losses, **fields) -> ja.Plan:
         edited = with_side(drawn, "remove", loss_counts=tuple(sorted(losses.items())))
         return dataclasses.replace(edited, **fields)
 
@@ -653,13 +643,13 @@ def draws(loss=0.5, log_weight=0.0) -> Draws:
 
 
 STAGES = {
-    "epsilon of verify": lambda: verify(MECHANISM, NAN, 1e-2),
-    "delta of verify": lambda: verify(MECHANISM, 1.0, NAN, budget=BUDGET),
-    "samples of verify": lambda: verify(MECHANISM, 1.0, 1e-2, max_samples=NAN),
-    "noise": lambda: Mechanism(MECHANISM.scheme, MECHANISM.strategy, NAN),
+    "epsilon of verify": lambda: ja.verify(MECHANISM, NAN, 1e-2),
+    "delta of verify": lambda: ja.verify(MECHANISM, 1.0, NAN, budget=BUDGET),
+    "samples of verify": lambda: ja.verify(MECHANISM, 1.0, 1e-2, max_samples=NAN),
+    "noise": lambda: ja.Mechanism(MECHANISM.scheme, MECHANISM.strategy, NAN),
     "claim": lambda: claim_with(CLAIM, epsilon=NAN),
-    "budget": lambda: Budget(1e-2, NAN, 1e-4),
-    "budget q": lambda: Budget(1e-2, 1e-3, NAN),
+    "budget": lambda: ja.Budget(1e-2, NAN, 1e-4),
+    "budget q": lambda: ja.Budget(1e-2, 1e-3, NAN),
     "bins": lambda: bounds.bin_terms([0.1, NAN]),
     "loss bins": lambda: hockey_stick.bin_losses(np.array([0.1, NAN])),
     "loss": lambda: hockey_stick.weighted_terms(draws(loss=NAN), "remove", 1.0),
@@ -757,8 +747,8 @@ def test_other_processes_do_not_shorten_the_time_for_samples(monkeypatch):
     monkeypatch.setattr(route.Route, "plan", lambda route: None)
     with ThreadPoolExecutor(1) as pool:
         for executor in (None, pool):
-            options = CalibrationOptions(seconds=60.0, executor=executor)
-            calibrate(MECHANISM.scheme, MECHANISM.strategy, epsilon=1.0, delta=1e-3, options=options)
+            options = ja.CalibrationOptions(seconds=60.0, executor=executor)
+            ja.calibrate(MECHANISM.scheme, MECHANISM.strategy, epsilon=1.0, delta=1e-3, options=options)
     alone, with_workers = clocks
     assert alone.left == with_workers.left == 60.0
     passed["wall"] += 59.0
@@ -780,7 +770,7 @@ def test_half_of_the_time_is_left_to_verify_what_a_pilot_has_found():
         return 1000.0 if seen[-1] > 2.05 else None
 
     problem = Problem(MECHANISM.scheme, MECHANISM.strategy, "zero-out", epsilon=1.0, delta=1e-3)
-    options = CalibrationOptions(estimate=2.0)
+    options = ja.CalibrationOptions(estimate=2.0)
     found = route.Route(problem, options, SimpleNamespace(limit_for=limit_for, clock=clock), None, None)
     first, limit = found.selected(Grid(problem, 1.01), 0, 200)
     assert (len(seen), limit) == (3, 1000)
@@ -794,10 +784,10 @@ def test_fit_verifies_before_its_first_step(drawn, monkeypatch):
 
     from tests.train.fitting import fit
 
-    by_any_proposal = Plan.verify  # here by the one that is compiled already
-    monkeypatch.setattr(Plan, "verify", lambda *of, **how: by_any_proposal(*of, proposal="plain", **how))
+    by_any_proposal = ja.Plan.verify  # here by the one that is compiled already
+    monkeypatch.setattr(ja.Plan, "verify", lambda *of, **how: by_any_proposal(*of, proposal="plain", **how))
     sized = claim_with(drawn.claim, dataset_size=40)
-    honest = forged(drawn, dataset_size=40, budget=Budget.split(1e-2 - sized.reserved))
+    honest = forged(drawn, dataset_size=40, budget=ja.Budget.split(1e-2 - sized.reserved))
     # A margin depends on delta_v, a little.
     honest = with_side(honest, "remove", margin=1.001 * drawn.evidence.remove.margin)
     asked = []

@@ -12,17 +12,7 @@ import numpy as np
 import pytest
 from msgspec import structs
 
-from jaxacct import (
-    BandedToeplitz,
-    BMinSep,
-    Budget,
-    CyclicPoisson,
-    IndependentAttribution,
-    Mechanism,
-    Plan,
-    Toeplitz,
-    TruncatedBMinSep,
-)
+import jaxacct as ja
 from jaxacct.core import truncation
 from jaxacct.core.evidence import NotRun
 from jaxacct.kernels import randomness
@@ -32,7 +22,6 @@ from jaxacct.proposals.candidates import proposals_at
 from jaxacct.schemes.protocol.batch_sizes import overflow
 from jaxacct.statistics.hockey_stick import LOSS_BIN_WIDTH, Direction, loss_bounds
 from jaxacct.statistics.lines import total
-from jaxacct.strategies import Dense
 from jaxacct.verification.replay import Replayed, replay
 from tests.proposals_by_name import proposal_by_name
 from tests.refusals import refused
@@ -168,7 +157,7 @@ def test_nothing_is_read_that_follows_from_the_claim():
             for name in names:
                 if (at, name) == (("claim",), "delta"):
                     continue
-                refused("unknown field", Plan.from_json, changed(data, (*at, name), 0.5))
+                refused("unknown field", ja.Plan.from_json, changed(data, (*at, name), 0.5))
         drawn = {"proposal", "margin", "key", "term_counts", "loss_counts", "bets", "bet_weights"}
         for _, name in sides:
             assert set(evidence[name]) <= drawn | {"kind"}
@@ -223,10 +212,10 @@ def test_bets_that_no_verification_makes(kind):
         assert any("bets must be given for the anytime rule alone" in flaw for flaw in wrong.flaws)
 
 
-TRUNCATED = Mechanism(BMinSep(24, 3, 0.05), BandedToeplitz.square_root(3), 12.0)
+TRUNCATED = ja.Mechanism(ja.BMinSep(24, 3, 0.05), ja.BandedToeplitz.square_root(3), 12.0)
 
 
-def truncated_plan(mechanism, epsilon, delta=1e-3) -> Plan:
+def truncated_plan(mechanism, epsilon, delta=1e-3) -> ja.Plan:
     return analytic(mechanism, epsilon, delta, dataset_size=500, truncate_to=60)
 
 
@@ -251,12 +240,12 @@ def test_truncated_batches_need_a_data_set_and_no_composition():
         ("compose_with", composed, "must not be given together with compose_with"),
         ("dataset_size", None, "dataset_size must be given with max_batch_size"),
     ):
-        refused(line, Plan.from_json, changed(data, ("claim", field), value))
+        refused(line, ja.Plan.from_json, changed(data, ("claim", field), value))
 
 
 def test_what_is_spent_on_sizes_is_not_spent_again():
     """A budget of all of delta leaves nothing for batches that are truncated, or too large."""
-    all_of_it = Budget.split(1e-3)
+    all_of_it = ja.Budget.split(1e-3)
     stopping = analytic(TRUNCATED, 2.0, 1e-3, dataset_size=500)
     for plan in (truncated_plan(TRUNCATED, 2.0), stopping):
         assert loaded(plan).certified and 0 < plan.claim.reserved < 1e-5
@@ -266,7 +255,7 @@ def test_what_is_spent_on_sizes_is_not_spent_again():
     assert loaded(alone) == alone and alone.target.budget == all_of_it
     drawn = whole("replicas")
     assert drawn.claim.reserved > 0
-    refused("the budget spends", lambda: loaded(forged(drawn, budget=Budget.split(drawn.delta))))
+    refused("the budget spends", lambda: loaded(forged(drawn, budget=ja.Budget.split(drawn.delta))))
 
 
 def test_what_is_spent_on_sizes_is_taken_off_what_a_bound_may_be():
@@ -333,19 +322,19 @@ def test_a_replay_is_close_where_a_twentieth_has_moved(moved, close):
 # By mechanism: names that a file may give. Columns or examples overlap, or batches are truncated.
 NOT_EXACT = {
     "columns": (
-        Mechanism(BMinSep(6, 2, 0.01), Toeplitz((0.8, 0.5, 0.33)), 1.0),
+        ja.Mechanism(ja.BMinSep(6, 2, 0.01), ja.Toeplitz((0.8, 0.5, 0.33)), 1.0),
         {"remove": ["plain", "replicas:2"], "add": []},
     ),
     "columns of no Toeplitz matrix": (
-        Mechanism(BMinSep(6, 2, 0.01), Dense(np.eye(6) + 0.3 * np.eye(6, k=-2)), 1.0),
+        ja.Mechanism(ja.BMinSep(6, 2, 0.01), ja.Dense(np.eye(6) + 0.3 * np.eye(6, k=-2)), 1.0),
         {"remove": ["plain"], "add": []},
     ),
     "examples": (
-        Mechanism(IndependentAttribution(6, 2, 0.01, 2), BandedToeplitz((2.0, 1.0)), 1.0),
+        ja.Mechanism(ja.IndependentAttribution(6, 2, 0.01, 2), ja.BandedToeplitz((2.0, 1.0)), 1.0),
         {"remove": ["plain", "replicas:4"], "add": []},
     ),
     "truncated batches": (
-        Mechanism(TruncatedBMinSep(6, 2, 0.01, 2, 10), BandedToeplitz((2.0, 1.0)), 1.0),
+        ja.Mechanism(ja.TruncatedBMinSep(6, 2, 0.01, 2, 10), ja.BandedToeplitz((2.0, 1.0)), 1.0),
         {side: ["plain", "truncated"] for side in ("remove", "add")},
     ),
 }
@@ -371,16 +360,16 @@ def test_a_file_names_no_proposal_that_is_not_for_its_mechanism(what, direction)
 @pytest.mark.parametrize("strategy", [mechanism.strategy for mechanism, _ in list(NOT_EXACT.values())[:2]])
 def test_truncation_is_known_to_the_likelihood_of_disjoint_columns_alone(strategy):
     for most in (2, 6):  # also where nothing is truncated: still Q is a mixture
-        scheme = TruncatedBMinSep(6, 2, 0.3, most, 6)
-        refused("must be banded Toeplitz for truncated-b-min-sep", Mechanism, scheme, strategy, 1.5)
+        scheme = ja.TruncatedBMinSep(6, 2, 0.3, most, 6)
+        refused("must be banded Toeplitz for truncated-b-min-sep", ja.Mechanism, scheme, strategy, 1.5)
 
 
 @pytest.mark.parametrize("length", [2**32 - 1, 2**32, 2**45])
 @pytest.mark.parametrize("name", ["min_separation", "cycle_length"])
 def test_lengths_that_fill_the_memory_are_refused(name, length):
     """In one line, where a file is read, too."""
-    kind = BMinSep if name == "min_separation" else CyclicPoisson
+    kind = ja.BMinSep if name == "min_separation" else ja.CyclicPoisson
     refused(f"{name} must be at most 16777216, got {length}", kind, 24, length, 0.05)
     if name == "cycle_length":
         edited = changed(as_json(whole("plain")), ("claim", "scheme", name), length)
-        refused("cycle_length must be at most", Plan.from_json, edited)
+        refused("cycle_length must be at most", ja.Plan.from_json, edited)

@@ -11,25 +11,7 @@ import pytest
 from msgspec import structs
 from scipy import optimize, stats
 
-import jaxacct
-from jaxacct import (
-    BallsInBins,
-    BandedToeplitz,
-    BMinSep,
-    Claim,
-    ClaimedTarget,
-    CyclicPoisson,
-    EpochwiseAllocation,
-    Mechanism,
-    Plan,
-    Poisson,
-    estimate_delta,
-    estimate_epsilon,
-    privacy_loss,
-    privacy_profile,
-    sample_privacy_loss,
-    verify,
-)
+import jaxacct as ja
 from jaxacct.accountants import ACCOUNTANTS
 from jaxacct.accountants.analytic import best_accountant, delta_by
 from jaxacct.core import evidence
@@ -38,7 +20,6 @@ from jaxacct.likelihood.rounding import loss_lines
 from jaxacct.proposals.base import ProposalSpec
 from jaxacct.proposals.candidates import proposals_at
 from jaxacct.proposals.families import mirrored
-from jaxacct.schemes import BalancedMinSep
 from jaxacct.statistics.bounds import Budget
 from jaxacct.statistics.lines import total
 from jaxacct.strategies import by_name
@@ -49,7 +30,7 @@ from tests.refusals import refused
 from tests.rounding_errors import loss_margin, measured_error
 from train.batches.sampler import Sampler
 
-WHITE = BandedToeplitz.identity()
+WHITE = ja.BandedToeplitz.identity()
 REPLACE = "replace-one"
 
 
@@ -71,13 +52,13 @@ def exact_loss(scheme, strategy, sigma, y):
 
 
 SCHEMES = [
-    Poisson(5, 0.3),
-    CyclicPoisson(6, 3, 0.6),
-    BallsInBins(6, 3),
-    BMinSep(6, 3, 0.3),
-    BMinSep(6, 2, 0.4, False),
-    BalancedMinSep(7, 3, 2),
-    EpochwiseAllocation(8, 3, 2),
+    ja.Poisson(5, 0.3),
+    ja.CyclicPoisson(6, 3, 0.6),
+    ja.BallsInBins(6, 3),
+    ja.BMinSep(6, 3, 0.3),
+    ja.BMinSep(6, 2, 0.4, False),
+    ja.BalancedMinSep(7, 3, 2),
+    ja.EpochwiseAllocation(8, 3, 2),
 ]
 
 
@@ -85,25 +66,25 @@ SCHEMES = [
 def test_losses_are_those_of_enumeration(scheme):
     """At given outputs, and of drawn ones: `E_P e^-L = 1` at each output as well."""
     n, sigma = scheme.iterations, 0.8
-    strategy = BandedToeplitz.square_root(1 if scheme.min_separation == 1 else 2)
+    strategy = ja.BandedToeplitz.square_root(1 if scheme.min_separation == 1 else 2)
     y = np.random.default_rng(1).normal(size=(64, n)) * 1.5
     exact = exact_loss(scheme, strategy, sigma, y)
-    mechanism = Mechanism(scheme, strategy, sigma, REPLACE)
-    np.testing.assert_allclose(privacy_loss(mechanism, y), exact, rtol=2e-5, atol=2e-5)
-    np.testing.assert_allclose(privacy_loss(mechanism, -y), -exact, rtol=2e-5, atol=2e-5)
+    mechanism = ja.Mechanism(scheme, strategy, sigma, REPLACE)
+    np.testing.assert_allclose(ja.privacy_loss(mechanism, y), exact, rtol=2e-5, atol=2e-5)
+    np.testing.assert_allclose(ja.privacy_loss(mechanism, -y), -exact, rtol=2e-5, atol=2e-5)
 
 
 def test_losses_of_another_matrix_are_upper_bounds():
-    scheme = BMinSep(6, 2, 0.3)
+    scheme = ja.BMinSep(6, 2, 0.3)
     strategy = by_name("bisr", 2, scheme)
-    mechanism = Mechanism(scheme, strategy, 0.9, REPLACE)
+    mechanism = ja.Mechanism(scheme, strategy, 0.9, REPLACE)
     assert mechanism.is_upper_bound
     # The weights of replicas need a lower bound on the likelihood ratio, which bounds from above do not give.
-    for at, names in ((mechanism, {"plain"}), (Mechanism(scheme, strategy, 0.9), {"plain", "replicas:2"})):
+    for at, names in ((mechanism, {"plain"}), (ja.Mechanism(scheme, strategy, 0.9), {"plain", "replicas:2"})):
         assert {proposal.name for proposal in proposals_at(at, 1.0, "remove", lambda _: 0.0)} == names
     y = np.random.default_rng(2).normal(size=(64, 6))
     exact = exact_loss(scheme, strategy, 0.9, y)
-    found = np.asarray(privacy_loss(mechanism, y))
+    found = np.asarray(ja.privacy_loss(mechanism, y))
     assert (found >= exact - 1e-5).all() and (found <= exact + 3).all() and (found > exact + 1e-3).any()
 
 
@@ -129,9 +110,9 @@ def one_step_by_threshold(q, sigma, epsilon):
 )
 def test_one_poisson_step_against_quadrature(q, sigma, epsilon):
     exact = one_step(q, sigma, epsilon)
-    mechanism = Mechanism(Poisson(1, q), WHITE, sigma, REPLACE)
+    mechanism = ja.Mechanism(ja.Poisson(1, q), WHITE, sigma, REPLACE)
     options = dict(confidence=1 - 1e-6, key=jax.random.key(5))
-    found = estimate_delta(mechanism, epsilon, num_samples=50_000, **options)
+    found = ja.estimate_delta(mechanism, epsilon, num_samples=50_000, **options)
     assert found.low <= exact <= found.high < 1.3 * exact
     assert delta_by("unamplified", mechanism, epsilon) >= exact * (1 - 1e-6)
     by_threshold = one_step_by_threshold(q, sigma, epsilon)
@@ -141,7 +122,7 @@ def test_one_poisson_step_against_quadrature(q, sigma, epsilon):
         assert delta_by("unamplified", mechanism, epsilon) == pytest.approx(exact, rel=1e-5)
     # Neither zero-out nor the amplification of twice the sensitivity alone is this pair.
     assert one_step(q, sigma, epsilon, 1.0) < 0.99 * exact
-    profile = privacy_profile(mechanism, [epsilon], num_samples=20_000, **options)
+    profile = ja.privacy_profile(mechanism, [epsilon], num_samples=20_000, **options)
     assert profile.lower[0] <= exact <= profile.upper[0]
     assert set(profile.directions) == {"remove", "add"}
 
@@ -158,7 +139,7 @@ def test_dp_accounting_has_half_of_the_sensitivity():
     exact = one_step(1.0, 2.0, stated)
     assert exact > 5 * 1e-3  # at its epsilon the antipodal pair has far more than its delta
     assert one_step(1.0, 2.0, stated, 1.0) <= 1e-3  # which is that of zero-out
-    mechanism = Mechanism(Poisson(1, 1.0), WHITE, 2.0, REPLACE)
+    mechanism = ja.Mechanism(ja.Poisson(1, 1.0), WHITE, 2.0, REPLACE)
     assert best_accountant(mechanism, stated)[1] >= exact * (1 - 1e-6)
 
 
@@ -180,13 +161,13 @@ def composed(q, sigma, steps, epsilon, points=2**17, width=40.0):
 
 def test_composition_of_poisson_steps_against_a_lattice():
     assert composed(0.3, 1.0, 1, 1.0) == pytest.approx(one_step(0.3, 1.0, 1.0), rel=1e-3)
-    mechanism = Mechanism(Poisson(50, 0.05), WHITE, 0.8, REPLACE)
+    mechanism = ja.Mechanism(ja.Poisson(50, 0.05), WHITE, 0.8, REPLACE)
     for epsilon in (1.0, 4.0):
         exact = composed(0.05, 0.8, 50, epsilon)
         assert exact * (1 - 1e-3) <= delta_by("pld", mechanism, epsilon) <= exact * (1 + 2e-3)
-    found = estimate_delta(mechanism, 4.0, num_samples=110_000, confidence=1 - 1e-6, key=jax.random.key(7))
+    found = ja.estimate_delta(mechanism, 4.0, num_samples=110_000, confidence=1 - 1e-6, key=jax.random.key(7))
     assert found.low <= exact * (1 + 1e-3) and exact * (1 - 1e-3) <= found.high < 1.2 * exact
-    at = estimate_epsilon(mechanism, exact, num_samples=40_000, confidence=1 - 1e-6, key=jax.random.key(8))
+    at = ja.estimate_epsilon(mechanism, exact, num_samples=40_000, confidence=1 - 1e-6, key=jax.random.key(8))
     assert at.low <= 4.001 and 3.999 <= at.high < 4.2
 
 
@@ -201,16 +182,16 @@ def shown_terms(mechanism, epsilon, name, blocks=100):
 @pytest.mark.parametrize(
     ("scheme", "strategy", "sigma", "epsilon"),
     [
-        (Poisson(50, 0.05), WHITE, 0.8, 4.0),
-        slow(BMinSep(40, 4, 0.06), BandedToeplitz.square_root(3), 0.9, 3.0),
-        slow(BallsInBins(20, 20), WHITE, 0.7, 3.0),
-        slow(BalancedMinSep(30, 3, 2), BandedToeplitz.square_root(3), 1.2, 3.0),
+        (ja.Poisson(50, 0.05), WHITE, 0.8, 4.0),
+        slow(ja.BMinSep(40, 4, 0.06), ja.BandedToeplitz.square_root(3), 0.9, 3.0),
+        slow(ja.BallsInBins(20, 20), WHITE, 0.7, 3.0),
+        slow(ja.BalancedMinSep(30, 3, 2), ja.BandedToeplitz.square_root(3), 1.2, 3.0),
     ],
     ids=lambda value: type(value).__name__,
 )
 def test_weighted_terms_of_replicas_are_bounded(scheme, strategy, sigma, epsilon):
     """No term is above 1 but for rounding, plain samples have the same mean, and some term is not small."""
-    mechanism = Mechanism(scheme, strategy, sigma, REPLACE)
+    mechanism = ja.Mechanism(scheme, strategy, sigma, REPLACE)
     terms, scale = shown_terms(mechanism, epsilon, "replicas:2")
     assert 0.02 < terms.max() <= 1 + 1e-3
     plain, _ = shown_terms(mechanism, epsilon, "plain")
@@ -220,8 +201,8 @@ def test_weighted_terms_of_replicas_are_bounded(scheme, strategy, sigma, epsilon
 
 def test_the_floor_is_below_the_likelihood_ratio():
     """Of enumeration, at outputs pushed to where f(-y) is small; equality of the tangent at 0."""
-    scheme, strategy, sigma = BMinSep(6, 3, 0.3), BandedToeplitz.square_root(2), 0.8
-    log_floor, left_out = mirrored.floor(Mechanism(scheme, strategy, sigma, REPLACE))
+    scheme, strategy, sigma = ja.BMinSep(6, 3, 0.3), ja.BandedToeplitz.square_root(2), 0.8
+    log_floor, left_out = mirrored.floor(ja.Mechanism(scheme, strategy, sigma, REPLACE))
     assert left_out < 1e-17
     matrix = enumeration.strategy_matrix(strategy.array, 6, 6)
     rng = np.random.default_rng(3)
@@ -234,23 +215,23 @@ def test_the_floor_is_below_the_likelihood_ratio():
 
 def test_schemes_with_participations_have_a_floor():
     """Balls-in-bins: every example participates, so f(-y) may be any number, but rarely."""
-    log_floor, left_out = mirrored.floor(Mechanism(BallsInBins(20, 20), WHITE, 0.7, REPLACE))
+    log_floor, left_out = mirrored.floor(ja.Mechanism(ja.BallsInBins(20, 20), WHITE, 0.7, REPLACE))
     assert -math.inf < log_floor < -0.5 / 0.7**2 and 0 < left_out < 1e-17
 
 
 @pytest.mark.parametrize(
     ("scheme", "bands", "sigma", "replicas"),
     [
-        (BMinSep(300, 4, 0.02), 3, 0.5, 2),
-        slow(BallsInBins(64, 8), 4, 0.3, 1),
-        slow(Poisson(200, 0.03), 1, 0.25, 3),
+        (ja.BMinSep(300, 4, 0.02), 3, 0.5, 2),
+        slow(ja.BallsInBins(64, 8), 4, 0.3, 1),
+        slow(ja.Poisson(200, 0.03), 1, 0.25, 3),
     ],
     ids=["b-min-sep", "balls-in-bins", "poisson"],
 )
 def test_rounding_is_within_its_margin(scheme, bands, sigma, replicas):
     """Of both likelihood ratios together; the margin is more than that of zero-out."""
-    mechanism = Mechanism(scheme, BandedToeplitz.square_root(bands), sigma, REPLACE)
-    zero_out = Mechanism(scheme, mechanism.strategy, sigma)
+    mechanism = ja.Mechanism(scheme, ja.BandedToeplitz.square_root(bands), sigma, REPLACE)
+    zero_out = ja.Mechanism(scheme, mechanism.strategy, sigma)
     margin = loss_margin(mechanism, replicas)
     assert 0 < measured_error(jax.random.key(3), mechanism, replicas) < margin
     assert 1.2 * loss_margin(zero_out, replicas) < margin < 5 * loss_margin(zero_out, replicas)
@@ -259,8 +240,8 @@ def test_rounding_is_within_its_margin(scheme, bands, sigma, replicas):
 
 
 def certified(scheme, strategy, sigma, epsilon, delta, seed, **options):
-    return verify(
-        Mechanism(scheme, strategy, sigma, REPLACE), epsilon, delta, key=jax.random.key(seed), **options
+    return ja.verify(
+        ja.Mechanism(scheme, strategy, sigma, REPLACE), epsilon, delta, key=jax.random.key(seed), **options
     )
 
 
@@ -272,14 +253,14 @@ def test_too_little_noise_is_not_certified():
     wrong = 0
     for seed in range(runs):
         options = dict(budget=budget, max_samples=20_000)
-        wrong += certified(Poisson(1, 0.3), WHITE, 1.0, epsilon, target, seed, **options).certified
+        wrong += certified(ja.Poisson(1, 0.3), WHITE, 1.0, epsilon, target, seed, **options).certified
     # P(Binomial(20, 1e-3) > 3) < 1e-8.
     assert wrong <= 3
 
 
 def test_a_practical_target_from_few_samples():
     """(8, 1e-5) for 50 steps with 2.5 expected participations, of the programs above."""
-    found = certified(Poisson(50, 0.05), WHITE, 0.8, 8.0, 1e-5, 1)
+    found = certified(ja.Poisson(50, 0.05), WHITE, 0.8, 8.0, 1e-5, 1)
     assert found.certified and found.num_samples < 50_000
 
 
@@ -301,10 +282,10 @@ def attacked(scheme, sigma, epsilon, seed, runs=1000):
 
 def test_an_attack_on_the_real_sampler():
     """It finds the divergence of this pair, which is far above what zero-out allows."""
-    scheme, epsilon, sigma, runs = BallsInBins(4, 2), 1.0, 1.0, 1000
+    scheme, epsilon, sigma, runs = ja.BallsInBins(4, 2), 1.0, 1.0, 1000
     options = dict(num_samples=40_000, confidence=1 - 1e-6, key=jax.random.key(9))
-    allowed = estimate_delta(Mechanism(scheme, WHITE, sigma, REPLACE), epsilon, **options)
-    of_zero_out = estimate_delta(Mechanism(scheme, WHITE, sigma), epsilon, **options)
+    allowed = ja.estimate_delta(ja.Mechanism(scheme, WHITE, sigma, REPLACE), epsilon, **options)
+    of_zero_out = ja.estimate_delta(ja.Mechanism(scheme, WHITE, sigma), epsilon, **options)
     found = attacked(scheme, sigma, epsilon, 3, runs)
     # Hoeffding's inequality for a mean of terms in [-e^epsilon, 1], 1e-6 a side.
     slack = (1 + math.exp(epsilon)) * math.sqrt(math.log(2e6) / (2 * 2 * runs))
@@ -321,10 +302,10 @@ def plan_of(tmp_path, *more):
 def test_another_another_adjacency_proves_nothing(tmp_path):
     """Stored samples of zero-out, and a missing direction of replace-one."""
     assert plan_of(tmp_path) == 0
-    plan = Plan.load(tmp_path / "plan.json")
+    plan = ja.Plan.load(tmp_path / "plan.json")
     mechanism = plan.mechanism
-    zero_out = Mechanism(mechanism.scheme, mechanism.strategy, mechanism.noise_multiplier)
-    other = Claim(zero_out, plan.target, plan.dataset_size, None)
+    zero_out = ja.Mechanism(mechanism.scheme, mechanism.strategy, mechanism.noise_multiplier)
+    other = ja.Claim(zero_out, plan.target, plan.dataset_size, None)
     assert "another mechanism" in check(other, plan.evidence).flaws[0]
     for side in (evidence.NotRun(), plan.evidence.remove, evidence.WeightBound(ProposalSpec("plain", ()))):
         another = structs.replace(plan.evidence, add=side)
@@ -340,13 +321,13 @@ def test_another_another_adjacency_proves_nothing(tmp_path):
 
 def test_what_has_no_antipodal_pair_is_refused():
     """Of schemes: `conformance`; of batches that are cut: `test_adjacency`."""
-    mechanism = Mechanism(Poisson(12, 0.1), WHITE, 1.0, REPLACE)
+    mechanism = ja.Mechanism(ja.Poisson(12, 0.1), WHITE, 1.0, REPLACE)
     with pytest.raises(ValueError, match="compose_with must not be given with replace-one"):
-        Claim(mechanism, ClaimedTarget.at(2.0, 1e-3, dp_accounting.GaussianDpEvent(3.0)), None, None)
+        ja.Claim(mechanism, ja.ClaimedTarget.at(2.0, 1e-3, dp_accounting.GaussianDpEvent(3.0)), None, None)
     for name in ("random-allocation", "redrawn-bins"):
         refused("not for replace-one", delta_by, name, mechanism, 1.0)
     with pytest.raises(ValueError, match="the pair of replace-one is symmetric"):
-        sample_privacy_loss(jax.random.key(0), mechanism, 10, "add")
+        ja.sample_privacy_loss(jax.random.key(0), mechanism, 10, "add")
 
 
 def composing_calls():
@@ -355,7 +336,7 @@ def composing_calls():
     numbers = {"epsilon": 1.0, "delta": 1e-3, "epsilons": [1.0], "adjacency": REPLACE}
     calls = {f"accountant {name}": one.delta for name, one in ACCOUNTANTS.items()}
     calls |= {"delta_by": functools.partial(delta_by, "pld"), "best_accountant": best_accountant}
-    calls |= {name: getattr(jaxacct, name) for name in jaxacct.__all__}
+    calls |= {name: getattr(ja, name) for name in ja.__all__}
     for name, call in calls.items():
         if isinstance(call, type) or not callable(call):
             continue
@@ -367,11 +348,11 @@ def composing_calls():
 
 def test_no_public_call_composes_an_event_with_replace_one():
     """The event's losses are those of zero-out: 7.24e-4 in place of 1.0065e-3 by two steps of both."""
-    mechanism = Mechanism(Poisson(1, 0.1), WHITE, 1.0, REPLACE)
-    together = delta_by("pld", Mechanism(Poisson(2, 0.1), WHITE, 1.0, REPLACE), 1.0)
+    mechanism = ja.Mechanism(ja.Poisson(1, 0.1), WHITE, 1.0, REPLACE)
+    together = delta_by("pld", ja.Mechanism(ja.Poisson(2, 0.1), WHITE, 1.0, REPLACE), 1.0)
     assert together == pytest.approx(1.0065e-3, rel=1e-3)
     of_zero_out = dict((name, call) for name, call, _ in composing_calls())["delta_by"]
-    assert of_zero_out(mechanism=Mechanism(Poisson(1, 0.1), WHITE, 1.0)) < 0.75 * together
+    assert of_zero_out(mechanism=ja.Mechanism(ja.Poisson(1, 0.1), WHITE, 1.0)) < 0.75 * together
     found = []
     for name, call, of_a_mechanism in composing_calls():
         found.append(name)

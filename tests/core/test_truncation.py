@@ -10,17 +10,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from jaxacct import (
-    BallsInBins,
-    BandedToeplitz,
-    BMinSep,
-    CyclicPoisson,
-    Dense,
-    Mechanism,
-    Plan,
-    Poisson,
-    calibrate,
-)
+import jaxacct as ja
 from jaxacct.calibration.grid import Problem
 from jaxacct.core import truncation
 from jaxacct.core.truncation import MAX_SECOND_MOMENT, covers, reserve
@@ -29,7 +19,7 @@ from tests.refusals import refused
 from tests.stored_plans import forged, loaded
 from train.batches.sampler import Sampler
 
-PRODUCTION = BMinSep.from_batch_size(
+PRODUCTION = ja.BMinSep.from_batch_size(
     dataset_size=14_745_600, batch_size=1793, iterations=7200, min_separation=256
 )
 
@@ -88,7 +78,7 @@ def truncated_deltas(size, most, p, sigma, steps, epsilons, direction) -> np.nda
 )
 def test_reserve_covers_the_pair_of_appendix_d(size, most, p, sigma, steps, direction):
     """Truncated delta <= delta without + reserve, and the reserve is not vacuous where truncation is rare."""
-    scheme, epsilons = Poisson(steps, p), (0.1, 0.5, 1.0, 2.0, 4.0)
+    scheme, epsilons = ja.Poisson(steps, p), (0.1, 0.5, 1.0, 2.0, 4.0)
     with_truncation, without_truncation = (
         truncated_deltas(size, largest, p, sigma, steps, epsilons, direction) for largest in (most, size)
     )
@@ -99,7 +89,8 @@ def test_reserve_covers_the_pair_of_appendix_d(size, most, p, sigma, steps, dire
 
 
 @pytest.mark.parametrize(
-    "scheme", [Poisson(50, 0.1), CyclicPoisson(50, 5, 0.5), BallsInBins(50, 10), BMinSep(50, 5, 0.2)]
+    "scheme",
+    [ja.Poisson(50, 0.1), ja.CyclicPoisson(50, 5, 0.5), ja.BallsInBins(50, 10), ja.BMinSep(50, 5, 0.2)],
 )
 def test_the_reserve_vanishes_where_nothing_can_be_truncated(scheme):
     assert reserve(scheme, 1.0, 100, 100) == 0
@@ -107,10 +98,10 @@ def test_the_reserve_vanishes_where_nothing_can_be_truncated(scheme):
 
 
 def test_a_plan_with_truncation(tmp_path):
-    scheme = BMinSep.from_batch_size(dataset_size=3000, batch_size=50, iterations=60, min_separation=6)
+    scheme = ja.BMinSep.from_batch_size(dataset_size=3000, batch_size=50, iterations=60, min_separation=6)
     target = dict(epsilon=2.0, delta=2e-2, dataset_size=3000, key=jax.random.key(3))
-    strategy = BandedToeplitz.square_root(6)  # as in `test_cli`
-    plan = calibrate(scheme, strategy, max_batch_size=74, **target)
+    strategy = ja.BandedToeplitz.square_root(6)  # as in `test_cli`
+    plan = ja.calibrate(scheme, strategy, max_batch_size=74, **target)
     reserved = reserve(scheme, 2.0, 3000, 74)
     assert plan.truncation_delta == reserved > 1e-3
     assert plan.target.budget.total + reserved <= 2e-2
@@ -118,22 +109,22 @@ def test_a_plan_with_truncation(tmp_path):
     assert plan.mechanism.noise_multiplier <= 0.6 * 1.01**4  # about what is needed without truncation
     assert "truncated to random subsets" in plan.statement()
     plan.save(tmp_path / "plan.json")
-    assert Plan.load(tmp_path / "plan.json") == plan
+    assert ja.Plan.load(tmp_path / "plan.json") == plan
     assert Sampler.from_plan(plan).truncate
     refused("the budget spends", lambda: loaded(forged(plan, truncate_to=73)))
 
 
 def test_a_huge_second_moment_is_not_covered():
-    mechanism = Mechanism(BMinSep(1024, 8, 0.02), BandedToeplitz.square_root(8), 0.3)
+    mechanism = ja.Mechanism(ja.BMinSep(1024, 8, 0.02), ja.BandedToeplitz.square_root(8), 0.3)
     assert not covers(mechanism, 30.0)
-    assert covers(Mechanism(mechanism.scheme, mechanism.strategy, 4.0), 30.0)
+    assert covers(ja.Mechanism(mechanism.scheme, mechanism.strategy, 4.0), 30.0)
     assert MAX_SECOND_MOMENT > 1
 
 
 def test_candidates_whose_noise_is_not_covered_have_no_claim(monkeypatch):
-    scheme = BMinSep.from_batch_size(dataset_size=3000, batch_size=50, iterations=60, min_separation=6)
+    scheme = ja.BMinSep.from_batch_size(dataset_size=3000, batch_size=50, iterations=60, min_separation=6)
     sizes = dict(dataset_size=3000, truncate_to=74)
-    problem = Problem(scheme, BandedToeplitz.square_root(6), "zero-out", **sizes, epsilon=2.0, delta=2e-2)
+    problem = Problem(scheme, ja.BandedToeplitz.square_root(6), "zero-out", **sizes, epsilon=2.0, delta=2e-2)
     monkeypatch.setattr(truncation, "covers", lambda mechanism, _: mechanism.noise_multiplier > 1)
     assert problem.claim(1.1)[0] is not None
     assert problem.claim(0.9) == (None, "max_batch_size cannot be accounted for at noise multiplier 0.9")
@@ -141,38 +132,38 @@ def test_candidates_whose_noise_is_not_covered_have_no_claim(monkeypatch):
 
 @pytest.mark.parametrize(("factor", "is_covered"), [(0.999, True), (1.001, False)])
 def test_covered_up_to_the_second_moment_that_was_allowed_for(factor, is_covered, monkeypatch):
-    mechanism = Mechanism(BMinSep(1024, 8, 0.02), BandedToeplitz.square_root(8), 4.0)
+    mechanism = ja.Mechanism(ja.BMinSep(1024, 8, 0.02), ja.BandedToeplitz.square_root(8), 4.0)
     monkeypatch.setattr(truncation, "log_normalizer", lambda *_: math.log(factor * MAX_SECOND_MOMENT))
     assert covers(mechanism, 30.0) is is_covered
 
 
 def test_the_add_direction_of_a_small_epsilon_pays_for_every_batch_that_may_be_truncated():
     """proofs/truncation.md, add: sampled batches alone suffice from e^epsilon P(x = 0) >= 1 on, not below."""
-    scheme, due = Poisson(1, 0.1), stats.binom.sf(1, 7, 0.1)
+    scheme, due = ja.Poisson(1, 0.1), stats.binom.sf(1, 7, 0.1)
     edge = -scheme.log_probability_of_none()
     assert reserve(scheme, 0.99 * edge, 8, 2) >= due
     assert reserve(scheme, 1.01 * edge, 8, 2) < due / 4
 
 
 def test_bad_input():
-    scheme = Poisson(20, 0.1)
+    scheme = ja.Poisson(20, 0.1)
     options = dict(epsilon=1.0, delta=1e-3)
-    strategy = BandedToeplitz((1.0,))
+    strategy = ja.BandedToeplitz((1.0,))
     with pytest.raises(ValueError, match="above the expected batch size 10, got 10"):
-        calibrate(scheme, strategy, dataset_size=100, max_batch_size=10, **options)
-    refused("dataset_size must be given", calibrate, scheme, strategy, max_batch_size=10, **options)
+        ja.calibrate(scheme, strategy, dataset_size=100, max_batch_size=10, **options)
+    refused("dataset_size must be given", ja.calibrate, scheme, strategy, max_batch_size=10, **options)
     with pytest.raises(ValueError, match="max_batch_size must be larger"):
-        calibrate(scheme, strategy, dataset_size=100, max_batch_size=15, **options)
-    refused("max_batch_size", calibrate, scheme, strategy, dataset_size=100, max_batch_size=0, **options)
+        ja.calibrate(scheme, strategy, dataset_size=100, max_batch_size=15, **options)
+    refused("max_batch_size", ja.calibrate, scheme, strategy, dataset_size=100, max_batch_size=0, **options)
 
 
 def test_without_a_normalizer_tails_are_not_covered():
     """Replicas of order 2 bound the tail that `reserve` depends on; columns that overlap have none."""
-    overlapping = Dense(np.array([[1.0, 0.0], [0.5, 1.0]]))
-    mechanism = Mechanism(Poisson(2, 0.3), overlapping, 0.9)
+    overlapping = ja.Dense(np.array([[1.0, 0.0], [0.5, 1.0]]))
+    mechanism = ja.Mechanism(ja.Poisson(2, 0.3), overlapping, 0.9)
     assert mechanism.scheme.replicas(mechanism) is None and truncation.tail_bound(mechanism.scheme, 8.0) < 1
     assert not covers(mechanism, 8.0)
-    assert covers(Mechanism(Poisson(2, 0.3), BandedToeplitz.identity(), 0.9), 8.0)
+    assert covers(ja.Mechanism(ja.Poisson(2, 0.3), ja.BandedToeplitz.identity(), 0.9), 8.0)
 
 
 def test_the_production_reserve():
@@ -185,7 +176,7 @@ def test_the_production_reserve():
 
 
 def test_a_cut_run_resumes_with_the_same_batches():
-    scheme = Poisson(20, 0.5)
+    scheme = ja.Poisson(20, 0.5)
     whole = Sampler(scheme, 100, 45, (1, 2, 3, 4), truncate=True)
     batches = [whole.next() for _ in range(20)]
     part = Sampler(scheme, 100, 45, (1, 2, 3, 4), truncate=True)

@@ -10,18 +10,7 @@ import numpy as np
 import pytest
 from scipy import optimize, stats
 
-from jaxacct import (
-    BandedToeplitz,
-    BMinSep,
-    Budget,
-    Mechanism,
-    MultiAttribution,
-    Plan,
-    Poisson,
-    TruncatedBMinSep,
-    privacy_profile,
-    verify,
-)
+import jaxacct as ja
 from jaxacct.accountants.tradeoff.curves.gaussian import gdp_delta
 from jaxacct.common.files import Checkpoint
 from jaxacct.core.check import Outcome, check_direction, resolve_proposal
@@ -40,15 +29,15 @@ from tests.schemes.test_truncated_b_min_sep import mixture_delta, pair_delta
 from tests.stored_plans import whole
 
 FALSE_ALARM = 1e-6
-IDENTITY = BandedToeplitz((1.0,))
+IDENTITY = ja.BandedToeplitz((1.0,))
 EPSILON = 0.5
-RARE = Mechanism(BMinSep(60, 6, 0.05), BandedToeplitz.square_root(6), 1.3)
+RARE = ja.Mechanism(ja.BMinSep(60, 6, 0.05), ja.BandedToeplitz.square_root(6), 1.3)
 
 
-def gaussian_with(delta: float) -> Mechanism:
+def gaussian_with(delta: float) -> ja.Mechanism:
     """One step, always participating: a Gaussian mechanism with exactly this delta at EPSILON."""
     sigma = optimize.brentq(lambda s: gdp_delta(EPSILON, 1.0 / s) - delta, 0.2, 20)
-    return Mechanism(Poisson(1, 1.0), IDENTITY, sigma)
+    return ja.Mechanism(ja.Poisson(1, 1.0), IDENTITY, sigma)
 
 
 @functools.cache
@@ -69,9 +58,9 @@ def accepts(mechanism, epsilon, direction, budget, run, plain=False, rule="anyti
     return check_direction(claim, Direction(direction), side, evidence).certified
 
 
-def loose_budget(delta_v=0.1, q=0.05) -> Budget:
+def loose_budget(delta_v=0.1, q=0.05) -> ja.Budget:
     """A budget whose failures are frequent enough to count."""
-    return Budget(delta_v + q * (1 - delta_v), delta_v, q)
+    return ja.Budget(delta_v + q * (1 - delta_v), delta_v, q)
 
 
 @pytest.mark.parametrize(("rule", "max_samples"), [("anytime", 10_000), ("fixed", 4096)])
@@ -95,7 +84,9 @@ def test_accepts_below_the_line(rule):
     budget = loose_budget()
     mechanism = gaussian_with(0.7 * budget.delta_v)
     options = dict(budget=budget, rule=rule, max_samples=20_000)
-    evidence = [verify(mechanism, EPSILON, budget.delta, key=jax.random.key(r), **options) for r in range(10)]
+    evidence = [
+        ja.verify(mechanism, EPSILON, budget.delta, key=jax.random.key(r), **options) for r in range(10)
+    ]
     assert sum(e.certified for e in evidence) >= 9
     for seen in evidence:
         for direction in seen.directions:
@@ -106,8 +97,8 @@ def test_accepts_below_the_line(rule):
 
 
 def test_far_above_the_line_is_hopeless_early():
-    budget = Budget.split(1e-2)
-    evidence = verify(gaussian_with(0.3), EPSILON, 1e-2, key=jax.random.key(1), max_samples=10**7)
+    budget = ja.Budget.split(1e-2)
+    evidence = ja.verify(gaussian_with(0.3), EPSILON, 1e-2, key=jax.random.key(1), max_samples=10**7)
     assert not evidence.certified
     assert evidence.num_samples < 100_000
     assert evidence.remove.outcome == Outcome.MEAN_ABOVE
@@ -116,7 +107,7 @@ def test_far_above_the_line_is_hopeless_early():
 
 
 def test_undecided_is_rejected():
-    evidence = verify(gaussian_with(0.01), EPSILON, 0.0101, key=jax.random.key(1), max_samples=5000)
+    evidence = ja.verify(gaussian_with(0.01), EPSILON, 0.0101, key=jax.random.key(1), max_samples=5000)
     assert not evidence.remove.certified
     assert evidence.remove.outcome == Outcome.UNDECIDED
 
@@ -128,24 +119,24 @@ class Interrupted(Exception):
 def test_a_plan_is_not_verified_by_its_own_samples(tmp_path):
     """The folder in which its samples were drawn has other samples for `Plan.verify`, which then resumes."""
     with Checkpoint(tmp_path) as checkpoint:
-        drawn = verify(RARE, 2.0, 1e-2, checkpoint=checkpoint)
-        plan = Plan(drawn.claim, drawn.evidence)
+        drawn = ja.verify(RARE, 2.0, 1e-2, checkpoint=checkpoint)
+        plan = ja.Plan(drawn.claim, drawn.evidence)
         for options in ({}, dict(proposal="plain")):
             fresh = plan.verify(checkpoint=checkpoint, **options)
             assert fresh.certified and fresh.evidence.remove.key != drawn.evidence.remove.key
             assert plan.verify(checkpoint=checkpoint, **options).evidence == fresh.evidence
-        found = verify(RARE, 2.0, 1e-2, checkpoint=checkpoint, proposal="plain")
+        found = ja.verify(RARE, 2.0, 1e-2, checkpoint=checkpoint, proposal="plain")
         assert found.evidence.remove.key != fresh.evidence.remove.key
 
 
 def test_a_folder_in_use_or_damaged_is_refused(tmp_path):
     with Checkpoint(tmp_path) as checkpoint:
         refused("in use by another process", Checkpoint, tmp_path)
-        verify(RARE, 2.0, 1e-2, checkpoint=checkpoint, proposal="plain")
+        ja.verify(RARE, 2.0, 1e-2, checkpoint=checkpoint, proposal="plain")
         (path,) = tmp_path.glob("remove-*.json")
         for damaged in (path.read_text()[:-5], "", "[1, 2]"):
             path.write_text(damaged)
-            refused(path.name, verify, RARE, 2.0, 1e-2, checkpoint=checkpoint, proposal="plain")
+            refused(path.name, ja.verify, RARE, 2.0, 1e-2, checkpoint=checkpoint, proposal="plain")
     Checkpoint(tmp_path).close()
 
 
@@ -161,14 +152,14 @@ def test_checks_are_a_function_of_the_blocks_alone():
 def test_overwhelming_noise_needs_no_draw():
     """A Renyi bound below delta_v certifies alone, however small: no overflow on the way."""
     for sigma in (30.0, 1e4):
-        mechanism = Mechanism(BMinSep(200, 20, 0.05), BandedToeplitz.square_root(8), sigma)
-        evidence = verify(mechanism, 30.0, 1e-3)
+        mechanism = ja.Mechanism(ja.BMinSep(200, 20, 0.05), ja.BandedToeplitz.square_root(8), sigma)
+        evidence = ja.verify(mechanism, 30.0, 1e-3)
         assert evidence.certified
         assert evidence.num_samples == 0
 
 
 def test_fresh_randomness_by_default():
-    one, two = (verify(RARE, 2.0, 1e-2, proposal="plain") for _ in range(2))
+    one, two = (ja.verify(RARE, 2.0, 1e-2, proposal="plain") for _ in range(2))
     assert one.evidence.remove.key != two.evidence.remove.key
 
 
@@ -181,7 +172,7 @@ def test_a_non_finite_loss_stops_the_run(monkeypatch):
     original = proposals.Proposal.draw
     monkeypatch.setattr(proposals.Proposal, "draw", broken)
     with pytest.raises(NonFiniteLossError, match="privacy losses are not finite"):
-        verify(RARE, 2.0, 1e-2, proposal="plain")
+        ja.verify(RARE, 2.0, 1e-2, proposal="plain")
 
 
 def test_false_acceptances_of_bounded_proposals():
@@ -191,11 +182,11 @@ def test_false_acceptances_of_bounded_proposals():
     same verifier accepts every time when the line is a tenth higher, so the test is not passed by refusing.
     """
     sigma, p, q, runs = 1.0, 0.3, 0.05, 64
-    mechanism, epsilon = Mechanism(Poisson(1, p), IDENTITY, sigma), EPSILON / 4
+    mechanism, epsilon = ja.Mechanism(ja.Poisson(1, p), IDENTITY, sigma), EPSILON / 4
     exact = tuples.one_step_delta(sigma, p, epsilon, "remove")
 
     def accepted(delta_v, run, max_samples):
-        budget = Budget(delta_v + q * (1 - delta_v), delta_v, q)
+        budget = ja.Budget(delta_v + q * (1 - delta_v), delta_v, q)
         return accepts(mechanism, epsilon, "remove", budget, run, max_samples=max_samples)
 
     wrong = sum(accepted(exact * (1 - 1e-6), run, 10_000) for run in range(runs))
@@ -228,7 +219,7 @@ def test_a_plan_is_verified_by_the_proposal_that_is_asked_for(proposal):
 
 
 @pytest.mark.parametrize(
-    "scheme", [Poisson(4, 0.9), TruncatedBMinSep(3, 4, 0.5, 4, 9)], ids=["poisson", "truncated"]
+    "scheme", [ja.Poisson(4, 0.9), ja.TruncatedBMinSep(3, 4, 0.5, 4, 9)], ids=["poisson", "truncated"]
 )
 def test_bands_of_a_profile_share_their_failure_probability(scheme, monkeypatch):
     """All intervals of all directions that are drawn fail with at most 1 - confidence together."""
@@ -239,8 +230,8 @@ def test_bands_of_a_profile_share_their_failure_probability(scheme, monkeypatch)
         return np.tile([[0.0], [0.0], [0.5]], len(grid))
 
     monkeypatch.setattr(estimate.interval, "bands_of_both", bands)
-    mechanism = Mechanism(scheme, BandedToeplitz.identity(), 1.0)
-    privacy_profile(mechanism, [0.1, 0.5, 1.0, 2.0], confidence=0.9, num_samples=10)
+    mechanism = ja.Mechanism(scheme, ja.BandedToeplitz.identity(), 1.0)
+    ja.privacy_profile(mechanism, [0.1, 0.5, 1.0, 2.0], confidence=0.9, num_samples=10)
     assert len(spent) >= len(mechanism.directions)
     assert sum(spent) == pytest.approx(0.1, rel=1e-12)
 
@@ -251,9 +242,9 @@ def test_bands_of_a_profile_share_their_failure_probability(scheme, monkeypatch)
 def test_false_acceptances_at_length(rule, max_samples, plain):
     """As `test_false_acceptances_of_bounded_proposals`, 1500 runs of every kind; false alarm 1e-6 each."""
     sigma, p, q, runs = 1.0, 0.3, 0.05, 1500
-    mechanism, epsilon = Mechanism(Poisson(1, p), IDENTITY, sigma), EPSILON / 4
+    mechanism, epsilon = ja.Mechanism(ja.Poisson(1, p), IDENTITY, sigma), EPSILON / 4
     delta_v = tuples.one_step_delta(sigma, p, epsilon, "remove") * (1 - 1e-6)
-    budget = Budget(delta_v + q * (1 - delta_v), delta_v, q)
+    budget = ja.Budget(delta_v + q * (1 - delta_v), delta_v, q)
     options = dict(plain=plain, rule=rule, max_samples=max_samples)
     wrong = sum(accepts(mechanism, epsilon, "remove", budget, run, **options) for run in range(runs))
     assert wrong <= stats.binom.isf(FALSE_ALARM, runs, q)
@@ -269,13 +260,13 @@ def test_resumes_where_it_was(tmp_path):
             raise Interrupted
 
     with Checkpoint(tmp_path) as checkpoint, pytest.raises(Interrupted):
-        verify(RARE, 2.0, 1e-3, checkpoint=checkpoint, progress=stop_at_third, **options)
+        ja.verify(RARE, 2.0, 1e-3, checkpoint=checkpoint, progress=stop_at_third, **options)
     with Checkpoint(tmp_path) as checkpoint:
         options |= dict(progress=lambda what, done, expected: resumed_at.append(done))
-        resumed = verify(RARE, 2.0, 1e-3, checkpoint=checkpoint, **options)
+        resumed = ja.verify(RARE, 2.0, 1e-3, checkpoint=checkpoint, **options)
         stored = json.loads(next(tmp_path.glob("key-*.json")).read_text())["key"]
     assert resumed_at[0] > calls[-1]
-    whole = verify(RARE, 2.0, 1e-3, key=key_from_words(stored), **options)
+    whole = ja.verify(RARE, 2.0, 1e-3, key=key_from_words(stored), **options)
     assert resumed.evidence == whole.evidence
 
 
@@ -286,10 +277,14 @@ def multi_attribution_delta(sigma: float) -> float:
 
 
 VARIANTS = {
-    "multi-attribution": (MultiAttribution(1, 1, 0.3, 3), BandedToeplitz.identity(), multi_attribution_delta),
+    "multi-attribution": (
+        ja.MultiAttribution(1, 1, 0.3, 3),
+        ja.BandedToeplitz.identity(),
+        multi_attribution_delta,
+    ),
     "truncated": (
-        TruncatedBMinSep(1, 1, 0.4, 4, 8),
-        BandedToeplitz.identity(),
+        ja.TruncatedBMinSep(1, 1, 0.4, 4, 8),
+        ja.BandedToeplitz.identity(),
         lambda sigma: pair_delta(7, 0.4, 4, sigma, EPSILON, "remove"),
     ),
 }
@@ -300,16 +295,16 @@ VARIANTS = {
 def test_false_acceptances_of_users_and_truncated_batches(name):
     """Just above the line, acceptances are Binomial(runs, <= q); false alarm 1e-6, and below it they come."""
     scheme, strategy, exact = VARIANTS[name]
-    mechanism = Mechanism(scheme, strategy, 1.2)
+    mechanism = ja.Mechanism(scheme, strategy, 1.2)
     delta_v, q, runs = 0.9999 * exact(1.2), 0.05, 64
-    budget = Budget(delta_v + q * (1 - delta_v), delta_v, q)
+    budget = ja.Budget(delta_v + q * (1 - delta_v), delta_v, q)
     options = dict(budget=budget, max_samples=8192)
 
     def accepted(mechanism, run):
-        seen = verify(mechanism, EPSILON, budget.delta, key=jax.random.key(run), **options)
+        seen = ja.verify(mechanism, EPSILON, budget.delta, key=jax.random.key(run), **options)
         return seen.remove.certified
 
     limit = stats.binom.isf(FALSE_ALARM, runs, q)
     assert sum(accepted(mechanism, run) for run in range(runs)) <= limit < runs / 4
-    quieter = Mechanism(scheme, strategy, 2.4)
+    quieter = ja.Mechanism(scheme, strategy, 2.4)
     assert all(accepted(quieter, run) for run in range(5))

@@ -10,17 +10,7 @@ import jax
 import numpy as np
 import pytest
 
-from jaxacct import (
-    BallsInBins,
-    BandedToeplitz,
-    BMinSep,
-    CyclicPoisson,
-    IndependentAttribution,
-    Mechanism,
-    MultiAttribution,
-    Poisson,
-    TruncatedBMinSep,
-)
+import jaxacct as ja
 from jaxacct.likelihood import rounding
 from tests.oracles.enumeration import log_ratio, strategy_matrix
 from tests.oracles.recurrences import log_likelihood_ratios, of_two_examples
@@ -47,7 +37,7 @@ def rows(n: int, b: int, p: float) -> np.ndarray:
 
 def worst_share(scheme) -> float:
     """The largest error of a row, in shares of what is reserved for it."""
-    mechanism = Mechanism(scheme, BandedToeplitz.identity(), SIGMA)
+    mechanism = ja.Mechanism(scheme, ja.BandedToeplitz.identity(), SIGMA)
     n, p = scheme.iterations, getattr(scheme, "sampling_probability", 1.0)
     ratios = rows(n, scheme.min_separation, p)
     half, sizes = 0.5 / SIGMA**2, None
@@ -69,20 +59,20 @@ def worst_share(scheme) -> float:
 
 
 SCHEMES = [
-    BMinSep(2000, 16, 0.1),
-    BMinSep(20_000, 1, 0.3),
-    BMinSep(20_000, 64, 1e-4),
-    BMinSep(20_000, 64, 0.999),
-    BMinSep(20_000, 64, 1.0),
-    BMinSep(20_000, 1024, 0.01, False),
-    BMinSep(20_000, 3, 1e-7),
-    Poisson(20_000, 0.01),
-    Poisson(20_000, 0.999),
-    CyclicPoisson(20_000, 7, 0.4),
-    BallsInBins(20_000, 100),
-    MultiAttribution(20_000, 16, 0.05, 3),
-    MultiAttribution(20_000, 16, 0.3, 20),
-    TruncatedBMinSep(20_000, 16, 0.05, 60, 2000),
+    ja.BMinSep(2000, 16, 0.1),
+    ja.BMinSep(20_000, 1, 0.3),
+    ja.BMinSep(20_000, 64, 1e-4),
+    ja.BMinSep(20_000, 64, 0.999),
+    ja.BMinSep(20_000, 64, 1.0),
+    ja.BMinSep(20_000, 1024, 0.01, False),
+    ja.BMinSep(20_000, 3, 1e-7),
+    ja.Poisson(20_000, 0.01),
+    ja.Poisson(20_000, 0.999),
+    ja.CyclicPoisson(20_000, 7, 0.4),
+    ja.BallsInBins(20_000, 100),
+    ja.MultiAttribution(20_000, 16, 0.05, 3),
+    ja.MultiAttribution(20_000, 16, 0.3, 20),
+    ja.TruncatedBMinSep(20_000, 16, 0.05, 60, 2000),
 ]
 
 
@@ -92,7 +82,7 @@ def test_no_row_is_off_by_more_than_is_booked(scheme):
 
 
 def test_two_examples_of_a_user_against_enumeration():
-    scheme, strategy = IndependentAttribution(4, 3, 0.4, 2, False), BandedToeplitz.square_root(3)
+    scheme, strategy = ja.IndependentAttribution(4, 3, 0.4, 2, False), ja.BandedToeplitz.square_root(3)
     outputs = np.random.default_rng(0).normal(size=(9, 6))
     scores = outputs @ strategy_matrix(strategy.coefficients, 6, 4) - 0.5
     products = strategy.column_products(3)
@@ -102,8 +92,14 @@ def test_two_examples_of_a_user_against_enumeration():
 
 @pytest.mark.parametrize(
     "scheme",
-    [BMinSep(7, 3, 0.3), BMinSep(6, 1, 0.4), CyclicPoisson(7, 3, 0.4), BallsInBins(7, 3), Poisson(5, 0.2)]
-    + [MultiAttribution(5, 2, 0.3, 3), BMinSep(7, 3, 1.0), BMinSep(6, 4, 0.3, False)],
+    [
+        ja.BMinSep(7, 3, 0.3),
+        ja.BMinSep(6, 1, 0.4),
+        ja.CyclicPoisson(7, 3, 0.4),
+        ja.BallsInBins(7, 3),
+        ja.Poisson(5, 0.2),
+    ]
+    + [ja.MultiAttribution(5, 2, 0.3, 3), ja.BMinSep(7, 3, 1.0), ja.BMinSep(6, 4, 0.3, False)],
     ids=str,
 )
 def test_the_recurrences_against_enumeration(scheme):
@@ -118,12 +114,12 @@ def test_the_recurrences_against_enumeration(scheme):
 @pytest.mark.parametrize(("n", "p"), [(20_000, 0.05), (5000, 0.9), (5000, 1e-5)])
 def test_two_examples_of_a_user(n, p):
     """Rows up to 8 in size, for which the bound is a number."""
-    scheme, strategy = IndependentAttribution(n, 4, p, 2, False), BandedToeplitz.square_root(3)
+    scheme, strategy = ja.IndependentAttribution(n, 4, p, 2, False), ja.BandedToeplitz.square_root(3)
     ratios = np.clip(rows(n, 4, p), -8, 8)
     products = strategy.column_products(4).astype(np.float32)
     found = np.asarray(jax.jit(scheme.log_likelihood_ratios)(ratios, products), np.float64)
     exact = of_two_examples(scheme, ratios, products.astype(np.float64))
-    mechanism, count = Mechanism(scheme, strategy, SIGMA), rounding.max_unit_participations(scheme)
+    mechanism, count = ja.Mechanism(scheme, strategy, SIGMA), rounding.max_unit_participations(scheme)
     for row, loss, wrong in zip(ratios, exact, np.abs(found - exact), strict=True):
         size = rounding.Size(count, 0.0, 0.0, max(0.0, loss), 0.0, 0.0, 0.0, float(np.abs(row).max()))
         booked = rounding._recurrence_error(mechanism, size, count)

@@ -10,15 +10,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from jaxacct import (
-    BandedToeplitz,
-    Budget,
-    FiniteToeplitz,
-    Mechanism,
-    TruncatedBMinSep,
-    calibrate,
-    estimate_delta,
-)
+import jaxacct as ja
 from jaxacct.estimates.estimate import best_proposal
 from jaxacct.proposals.candidates import candidates
 from jaxacct.proposals.families.replicas import log_scale
@@ -39,16 +31,16 @@ FALSE_ALARM = 1e-6
 NAME = "truncated"
 # Warm and cold, n < b, one band, everyone sampled; a maximum at the mean and above.
 SMALL = [
-    (TruncatedBMinSep(5, 2, 0.3, 4, 12), 2),
-    (TruncatedBMinSep(5, 3, 0.4, 5, 10, False), 3),
-    (TruncatedBMinSep(4, 1, 0.3, 3, 9), 1),
-    (TruncatedBMinSep(3, 4, 0.5, 4, 9), 4),
+    (ja.TruncatedBMinSep(5, 2, 0.3, 4, 12), 2),
+    (ja.TruncatedBMinSep(5, 3, 0.4, 5, 10, False), 3),
+    (ja.TruncatedBMinSep(4, 1, 0.3, 3, 9), 1),
+    (ja.TruncatedBMinSep(3, 4, 0.5, 4, 9), 4),
 ]
 IDS = [f"n{s.iterations}-b{s.min_separation}" for s, _ in SMALL]
 
 
 def mechanism_of(scheme, bands, sigma=0.9):
-    return Mechanism(scheme, BandedToeplitz.square_root(bands), sigma)
+    return ja.Mechanism(scheme, ja.BandedToeplitz.square_root(bands), sigma)
 
 
 def distribution_given(
@@ -108,14 +100,14 @@ def two_steps(scheme, truncation, strategy, sigma, epsilon, direction):
 @pytest.mark.parametrize(
     "scheme",
     [
-        TruncatedBMinSep(2, 2, 0.3, 2, 6),
-        TruncatedBMinSep(2, 1, 0.2, 2, 5),
-        TruncatedBMinSep(2, 2, 0.3, 2, 5, False),
+        ja.TruncatedBMinSep(2, 2, 0.3, 2, 6),
+        ja.TruncatedBMinSep(2, 1, 0.2, 2, 5),
+        ja.TruncatedBMinSep(2, 2, 0.3, 2, 5, False),
     ],
 )
 def test_independent_truncation_dominates_the_pair_of_appendix_d(scheme, direction):
     """All others' batch sizes, exactly; and with rarer truncation the bound would be broken."""
-    strategy, (sigma, epsilon) = BandedToeplitz.square_root(min(2, scheme.min_separation)), (0.8, 0.5)
+    strategy, (sigma, epsilon) = ja.BandedToeplitz.square_root(min(2, scheme.min_separation)), (0.8, 0.5)
     truncation = scheme.independent_truncation
     exact, bound = two_steps(scheme, truncation, strategy, sigma, epsilon, direction)
     assert 0 < exact <= bound + 1e-7
@@ -126,7 +118,7 @@ def test_independent_truncation_dominates_the_pair_of_appendix_d(scheme, directi
 
 def test_the_chance_of_truncation_is_the_largest_that_the_past_allows():
     """At so many eligible as are reserved for it holds, with one more it would not; no fewer would do."""
-    scheme = TruncatedBMinSep.from_batch_size(
+    scheme = ja.TruncatedBMinSep.from_batch_size(
         dataset_size=51_200, batch_size=80, iterations=1000, min_separation=64, max_batch_size=80
     )
     truncation, p = scheme.independent_truncation, scheme.sampling_probability
@@ -150,7 +142,7 @@ def test_the_chance_of_truncation_is_the_largest_that_the_past_allows():
 @pytest.mark.parametrize(("scheme", "bands"), SMALL[::3], ids=IDS[::3])
 def test_likelihoods_against_enumeration(scheme, bands, x64):
     mechanism, rng, n = mechanism_of(scheme, bands), np.random.default_rng(1), scheme.iterations
-    dense = enumeration.strategy_matrix(BandedToeplitz.square_root(bands).array, n, n)
+    dense = enumeration.strategy_matrix(ja.BandedToeplitz.square_root(bands).array, n, n)
     norms, variance = (dense**2).sum(axis=0), mechanism.noise_multiplier**2
     outputs, truncated = rng.normal(size=(6, n)) * 1.5, rng.random((6, n)) < 0.5
     truncated[0], truncated[1] = False, True
@@ -186,11 +178,11 @@ def test_the_distribution_of_two_replicas(scheme, bands, counts, key):
     """The normalizer exactly, the draws by chi-square (false alarm 1e-6)."""
     chances = tuple(np.linspace(0.2, 0.7, scheme.iterations).tolist())
     truncation = IndependentTruncation(scheme.untruncated, chances, 0.0, counts)
-    strategy = BandedToeplitz.square_root(bands)
+    strategy = ja.BandedToeplitz.square_root(bands)
     of_two = Replicas(truncation, strategy, 1.2)
     distribution, log_z = distribution_of_replicas(of_two, chances)
     assert replicas.log_normalizer(of_two) == pytest.approx(log_z, rel=1e-10)
-    shorter = of_two._replace(strategy=FiniteToeplitz(strategy.coefficients, scheme.iterations))
+    shorter = of_two._replace(strategy=ja.FiniteToeplitz(strategy.coefficients, scheme.iterations))
     assert replicas.log_normalizer(shorter) == pytest.approx(
         distribution_of_replicas(shorter, chances)[1], rel=1e-10
     )
@@ -245,7 +237,8 @@ def max_term(mechanism, epsilon, direction, seed=0):
 
 @pytest.mark.parametrize("direction", ["remove", "add"])
 @pytest.mark.parametrize(
-    ("scheme", "bands"), [(TruncatedBMinSep(3, 2, 0.4, 4, 10), 2), (TruncatedBMinSep(3, 1, 0.4, 4, 10), 1)]
+    ("scheme", "bands"),
+    [(ja.TruncatedBMinSep(3, 2, 0.4, 4, 10), 2), (ja.TruncatedBMinSep(3, 1, 0.4, 4, 10), 1)],
 )
 def test_no_term_exceeds_the_scale(scheme, bands, direction):
     """The search for a counterexample comes near 1 and not above; without the floors it finds one."""
@@ -260,7 +253,7 @@ def test_no_term_exceeds_the_scale(scheme, bands, direction):
 @pytest.mark.parametrize("direction", ["remove", slow("add")])
 def test_the_mean_is_the_divergence_with_independent_truncation(direction, key):
     """Two steps, two bands: the interval of the mean holds the exact divergence; false alarm 1e-6."""
-    mechanism, epsilon = mechanism_of(TruncatedBMinSep(2, 2, 0.4, 4, 10), 2, 1.0), 0.7
+    mechanism, epsilon = mechanism_of(ja.TruncatedBMinSep(2, 2, 0.4, 4, 10), 2, 1.0), 0.7
     exact = exact_divergence(mechanism, epsilon, direction)
     proposal = proposal_by_name(mechanism, epsilon, direction, NAME)
     low, high = divergence_interval(proposal, proposal.draw(key, 0, 64), epsilon, FALSE_ALARM)
@@ -288,7 +281,7 @@ def exact_divergence(mechanism, epsilon, direction) -> float:
 
 def test_what_is_booked(key):
     """Float32 against float64 of the same draws stays within; a part of the eligible is reserved as delta."""
-    scheme = TruncatedBMinSep(12, 3, 0.1, 60, 600)
+    scheme = ja.TruncatedBMinSep(12, 3, 0.1, 60, 600)
     mechanism = mechanism_of(scheme, 3, 0.8)
     log_likelihoods = jax.jit(scheme.independent_truncation.log_likelihoods)
     for direction in ("remove", "add"):
@@ -320,26 +313,26 @@ def test_where_there_is_none():
         (loud, r"overflow at noise multiplier 0\.01"),
     ):
         refused(line, proposal_by_name, mechanism, 1.0, "remove", NAME)
-    assert [c.proposal.name for c in candidates(loud, 1.0, "remove", Budget.split(1e-2))] == ["plain"]
+    assert [c.proposal.name for c in candidates(loud, 1.0, "remove", ja.Budget.split(1e-2))] == ["plain"]
 
 
 def test_few_samples(tmp_path):
     """A maximum at the mean batch, delta 1e-6: certified in both directions by a few thousand draws."""
-    scheme = TruncatedBMinSep.from_batch_size(
+    scheme = ja.TruncatedBMinSep.from_batch_size(
         dataset_size=600, batch_size=6, iterations=24, min_separation=4, max_batch_size=6
     )
-    strategy = BandedToeplitz.square_root(3)
-    plan = calibrate(scheme, strategy, epsilon=8.0, delta=1e-6, dataset_size=600, noise_multiplier=1.4)
+    strategy = ja.BandedToeplitz.square_root(3)
+    plan = ja.calibrate(scheme, strategy, epsilon=8.0, delta=1e-6, dataset_size=600, noise_multiplier=1.4)
     assert plan.certified and plan.is_sampled
     for seen in plan.verdict.directions:
         assert seen.proposal.startswith("truncated") and seen.num_samples < 50_000
     plan.save(tmp_path / "plan.json")
     assert type(plan).load(tmp_path / "plan.json") == plan
-    found = estimate_delta(plan.mechanism, 8.0, num_samples=1000, key=jax.random.key(1))
+    found = ja.estimate_delta(plan.mechanism, 8.0, num_samples=1000, key=jax.random.key(1))
     assert found.low == 0 and found.high < 1e-5
     assert all(name.startswith("truncated") for name in found.proposals.values())
     # Where plain draws of the pair itself are few, they are taken.
-    few, many = (candidates(plan.mechanism, 8.0, "remove", Budget.split(delta)) for delta in (1e-2, 1e-6))
+    few, many = (candidates(plan.mechanism, 8.0, "remove", ja.Budget.split(delta)) for delta in (1e-2, 1e-6))
     assert [c.proposal.name for c in few] == ["plain"]
     predicted = [c.predicted_samples for c in many]
     assert max(predicted) > 1000 * min(predicted)

@@ -4,14 +4,7 @@ import jax
 import numpy as np
 import pytest
 
-from jaxacct import (
-    BandedToeplitz,
-    BMinSep,
-    IndependentAttribution,
-    Mechanism,
-    estimate_delta,
-    estimate_epsilon,
-)
+import jaxacct as ja
 from jaxacct.estimates import estimate, interval
 from jaxacct.estimates.interval import for_lower_ends
 from jaxacct.kernels.likelihoods.interacting_recurrence import numbers_kept
@@ -25,17 +18,19 @@ from tests.proposals_by_name import proposal_by_name, replica_proposal
 P = 0.3
 
 
-def bounded(examples: int, sigma: float, monkeypatch) -> Mechanism:
+def bounded(examples: int, sigma: float, monkeypatch) -> ja.Mechanism:
     """As if the tables of the likelihood of more than two, or of any, did not fit."""
     monkeypatch.setattr(independent_attribution, "MAX_NUMBERS", numbers_kept(2, 2, False) * (examples > 2))
-    mechanism = Mechanism(IndependentAttribution(2, 2, P, examples, False), BandedToeplitz.identity(), sigma)
+    mechanism = ja.Mechanism(
+        ja.IndependentAttribution(2, 2, P, examples, False), ja.BandedToeplitz.identity(), sigma
+    )
     assert mechanism.is_upper_bound and (mechanism.scheme.pair_bound is not None) == (examples > 2)
     return mechanism
 
 
 def test_weights_that_are_rounded_up_have_others_for_lower_ends(monkeypatch):
     """Of replicas in pairs, of exact losses: a lower end of their own weights would be too high."""
-    mechanism = Mechanism(BMinSep(4, 2, P), BandedToeplitz.identity(), 1.0)
+    mechanism = ja.Mechanism(ja.BMinSep(4, 2, P), ja.BandedToeplitz.identity(), 1.0)
     distribution, asked = replica_proposal(mechanism, 4, 1.0), []
     monkeypatch.setattr(replicas, "log_factor", lambda *args: asked.append(args[3]) or log_factor(*args))
     lower = for_lower_ends(distribution)
@@ -52,7 +47,7 @@ def test_weights_that_are_rounded_up_have_others_for_lower_ends(monkeypatch):
 
 def test_each_end_is_of_its_own_draws(monkeypatch):
     """The upper end of weights rounded up, the lower one of those rounded down."""
-    mechanism, grid = Mechanism(BMinSep(4, 2, P), BandedToeplitz.identity(), 1.0), np.array([1.0])
+    mechanism, grid = ja.Mechanism(ja.BMinSep(4, 2, P), ja.BandedToeplitz.identity(), 1.0), np.array([1.0])
     chosen, asked = replica_proposal(mechanism, 4, 1.0), []
     lower = for_lower_ends(chosen)
     ends = {chosen: (0.3, 0.4, 0.5), lower: (0.2, 0.3, 0.45)}
@@ -86,9 +81,9 @@ def test_losses_that_are_bounded_have_no_lower_end(examples, monkeypatch):
         plain = proposal_by_name(mechanism, 0.2, "remove", "plain")
         monkeypatch.setattr(estimate, "proposals_at", lambda *_, **__: [plain])  # fewer programs
         options = dict(num_samples=2048, key=jax.random.key(2))
-        found = estimate_delta(mechanism, 0.2, **options)
+        found = ja.estimate_delta(mechanism, 0.2, **options)
         assert found.low == 0 < found.value < found.high
-        found = estimate_epsilon(mechanism, found.high, **options)
+        found = ja.estimate_epsilon(mechanism, found.high, **options)
         assert found.low == 0 < found.value <= found.high
 
 

@@ -7,16 +7,7 @@ import jax
 import numpy as np
 import pytest
 
-from jaxacct import (
-    BallsInBins,
-    BMinSep,
-    BufferedToeplitz,
-    CyclicPoisson,
-    Mechanism,
-    MultiAttribution,
-    Poisson,
-    Toeplitz,
-)
+import jaxacct as ja
 from jaxacct.core.verify import verify
 from jaxacct.proposals import registry
 from jaxacct.proposals.families import overlaps
@@ -31,13 +22,13 @@ from tests.oracles.settings import slow_but
 FALSE_ALARM = 1e-6
 TAIL = (1.0, 0.6, 0.4, 0.3, 0.2, 0.1)
 SETTINGS = [
-    (BMinSep(6, 2, 0.3), TAIL),
-    (BMinSep(5, 2, 0.3, False), TAIL[:5]),
-    (BMinSep(5, 2, 1.0, False), TAIL[:4]),
-    (Poisson(4, 0.3), TAIL[:3]),
-    (CyclicPoisson(6, 2, 0.5), TAIL),
-    (BallsInBins(7, 3), TAIL),
-    (MultiAttribution(4, 2, 0.3, 2), TAIL[:3]),
+    (ja.BMinSep(6, 2, 0.3), TAIL),
+    (ja.BMinSep(5, 2, 0.3, False), TAIL[:5]),
+    (ja.BMinSep(5, 2, 1.0, False), TAIL[:4]),
+    (ja.Poisson(4, 0.3), TAIL[:3]),
+    (ja.CyclicPoisson(6, 2, 0.5), TAIL),
+    (ja.BallsInBins(7, 3), TAIL),
+    (ja.MultiAttribution(4, 2, 0.3, 2), TAIL[:3]),
 ]
 SIGMA = 0.8
 
@@ -49,7 +40,7 @@ def tuples_of(scheme, column):
     factor, C).
     """
     n, b = scheme.iterations, scheme.min_separation
-    strategy = Toeplitz(column)
+    strategy = ja.Toeplitz(column)
     c = enumeration.strategy_matrix(strategy.array, n + strategy.bands - 1, n)
     gram = c.T @ c / SIGMA**2
     apart = np.abs(np.subtract.outer(np.arange(n), np.arange(n)))
@@ -60,7 +51,7 @@ def tuples_of(scheme, column):
     together, first = x[which].sum(axis=1), x[which[:, 0]]
     pulls = x @ near @ x.T
     lifted = lift * together.sum(axis=1)
-    if scheme.replicas(Mechanism(scheme, strategy, SIGMA)) is by_age:
+    if scheme.replicas(ja.Mechanism(scheme, strategy, SIGMA)) is by_age:
         lifted = np.array([lifts_by_age(x[i], x[j], gram[0], b) for i, j in which])
     log_weight = np.log(p)[which].sum(axis=1) + lifted
     log_weight += pulls[which[:, 0], which[:, 1]]
@@ -98,9 +89,9 @@ def ages_up_to_two_separations(monkeypatch):
 @pytest.mark.parametrize(("scheme", "column"), SETTINGS, ids=str)
 def test_the_density_and_the_weights_of_the_proof(scheme, column):
     """`Z dR/dQ >= f+^2`, no factor above 1, and the factors' mean given an output is `f / f+` exactly."""
-    strategy = Toeplitz(column)
+    strategy = ja.Toeplitz(column)
     together, _, chance, log_z, factor, c = tuples_of(scheme, column)
-    assert log_normalizer(Mechanism(scheme, strategy, SIGMA)) == pytest.approx(log_z, rel=1e-8)
+    assert log_normalizer(ja.Mechanism(scheme, strategy, SIGMA)) == pytest.approx(log_z, rel=1e-8)
     assert factor.max() <= 1e-9
     outputs = np.random.default_rng(0).normal(size=(30, len(c))) * 1.5 + 0.3
     means = together @ c.T
@@ -114,12 +105,12 @@ def test_the_density_and_the_weights_of_the_proof(scheme, column):
     np.testing.assert_allclose(weighted, exact * above, rtol=1e-9)
 
 
-@pytest.mark.parametrize("scheme", [BMinSep(6, 2, 0.3), Poisson(4, 0.4)], ids=str)
+@pytest.mark.parametrize("scheme", [ja.BMinSep(6, 2, 0.3), ja.Poisson(4, 0.4)], ids=str)
 def test_a_smaller_lift_would_be_wrong(scheme):
     """A participation shares rows with the other replicas' too: kappa in place of m kappa is too little."""
     column = (1.0, 0.9, 0.8, 0.7)
     together, first, _, _, factor, c = tuples_of(scheme, column)
-    kappa = float(Toeplitz(column).cross_terms(scheme.iterations, scheme.min_separation)) / SIGMA**2
+    kappa = float(ja.Toeplitz(column).cross_terms(scheme.iterations, scheme.min_separation)) / SIGMA**2
     lift = scheme.examples_per_unit * kappa * together.sum(axis=1)
     far = np.where(
         np.abs(np.subtract.outer(range(len(c[0])), range(len(c[0])))) >= scheme.min_separation, c.T @ c, 0
@@ -133,7 +124,7 @@ def test_a_smaller_lift_would_be_wrong(scheme):
 @pytest.mark.parametrize(("scheme", "column"), slow_but({0, 4}, SETTINGS), ids=str)
 def test_drawn_counts_of_all_and_of_one(scheme, column, key):
     """Chi-square over all pairs of vectors; another pairing of the same draws has pairs that cannot be."""
-    mechanism = Mechanism(scheme, Toeplitz(column), SIGMA)
+    mechanism = ja.Mechanism(scheme, ja.Toeplitz(column), SIGMA)
     together, first, chance, *_ = tuples_of(scheme, column)
     distribution: dict[tuple[int, ...], float] = {}
     for pair, weight in zip(np.hstack([together, first]).astype(int).tolist(), chance, strict=True):
@@ -149,10 +140,10 @@ def test_drawn_counts_of_all_and_of_one(scheme, column, key):
     )
 
 
-@pytest.mark.parametrize("scheme", [MultiAttribution(200, 16, 0.3, 2)], ids=str)
+@pytest.mark.parametrize("scheme", [ja.MultiAttribution(200, 16, 0.3, 2)], ids=str)
 def test_the_factor_is_computed_from_above(scheme):
-    n, strategy = scheme.iterations, BufferedToeplitz((0.95, 0.6), (0.3, 0.2), scheme.iterations)
-    mechanism = Mechanism(scheme, strategy, SIGMA)
+    n, strategy = scheme.iterations, ja.BufferedToeplitz((0.95, 0.6), (0.3, 0.2), scheme.iterations)
+    mechanism = ja.Mechanism(scheme, strategy, SIGMA)
     generator = np.random.default_rng(1)
     alone, other = (generator.random((200, n)) < 0.1 for _ in range(2))
     together, alone = (alone + 1.0 * other).astype(np.float32), alone.astype(np.float32)
@@ -170,8 +161,8 @@ def test_the_factor_is_computed_from_above(scheme):
 
 def test_no_verdict_below_the_truth(monkeypatch, key):
     """One phase: a Gaussian of known delta. Without the lift less than that would be certified."""
-    scheme, strategy, sigma, epsilon = BallsInBins(4, 1), Toeplitz(TAIL), 4.0, 0.5
-    mechanism = Mechanism(scheme, strategy, sigma)
+    scheme, strategy, sigma, epsilon = ja.BallsInBins(4, 1), ja.Toeplitz(TAIL), 4.0, 0.5
+    mechanism = ja.Mechanism(scheme, strategy, sigma)
     mu = np.linalg.norm(enumeration.strategy_matrix(strategy.array, 9, 4).sum(axis=1)) / sigma
     exact = float(gaussian(epsilon, mu))
 
@@ -229,12 +220,12 @@ def distribution_by_age(scheme, arrays) -> dict:
 
 
 @pytest.mark.parametrize(
-    "scheme", [BMinSep(5, 2, 0.3), BMinSep(6, 3, 0.1, False), BMinSep(4, 2, 0.01)], ids=str
+    "scheme", [ja.BMinSep(5, 2, 0.3), ja.BMinSep(6, 3, 0.1, False), ja.BMinSep(4, 2, 0.01)], ids=str
 )
 def test_ages_draw_what_they_declare(scheme):
     """Every pair of vectors within the declared errors, lifts from below; a table 1 % off is noticed."""
-    strategy = Toeplitz(TAIL)
-    mechanism = Mechanism(scheme, strategy, SIGMA)
+    strategy = ja.Toeplitz(TAIL)
+    mechanism = ja.Mechanism(scheme, strategy, SIGMA)
     module = scheme.replicas(mechanism)
     relative, variation = module.errors(mechanism)
     assert 0 < relative < 1e-3
@@ -267,20 +258,23 @@ def test_ages_draw_what_they_declare(scheme):
 
 
 def test_ages_make_the_scale_smaller():
-    scheme = BMinSep.from_batch_size(dataset_size=1000, batch_size=20, iterations=120, min_separation=16)
-    strategy = BufferedToeplitz.optimal(iterations=120, buffers=2, min_separation=16, participations=8)
-    mechanism = Mechanism(scheme, strategy, 0.8)
+    scheme = ja.BMinSep.from_batch_size(dataset_size=1000, batch_size=20, iterations=120, min_separation=16)
+    strategy = ja.BufferedToeplitz.optimal(iterations=120, buffers=2, min_separation=16, participations=8)
+    mechanism = ja.Mechanism(scheme, strategy, 0.8)
     assert 0 < log_normalizer(mechanism) < table.log_normalizer_about(mechanism) / 2
-    assert by_age.longest_age(Mechanism(BMinSep(7200, 256, 0.01), Toeplitz((1.0, *[0.01] * 300)), 1.0)) == 0
+    assert (
+        by_age.longest_age(ja.Mechanism(ja.BMinSep(7200, 256, 0.01), ja.Toeplitz((1.0, *[0.01] * 300)), 1.0))
+        == 0
+    )
 
 
-@pytest.mark.parametrize("scheme", [BMinSep(6, 2, 0.3), BMinSep(9, 3, 0.2)], ids=str)
+@pytest.mark.parametrize("scheme", [ja.BMinSep(6, 2, 0.3), ja.BMinSep(9, 3, 0.2)], ids=str)
 def test_lifts_are_added_up_from_below(scheme):
     """The density may be divided by at most was earned: tables, and sums of them, are rounded down.
 
     A draw adds at most the participations of two, each addition with an error of 2^-24.
     """
-    mechanism = Mechanism(scheme, Toeplitz(TAIL), SIGMA)
+    mechanism = ja.Mechanism(scheme, ja.Toeplitz(TAIL), SIGMA)
     codes, *_ = by_age._factors(mechanism)
     exact = (codes.far[:, None] + codes.far) / log_lift(mechanism)
     lifts = np.asarray(by_age.tables(mechanism)["lifts"], np.float64)

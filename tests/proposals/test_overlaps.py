@@ -7,20 +7,9 @@ import math
 import numpy as np
 import pytest
 
-from jaxacct import (
-    BallsInBins,
-    BandedInverse,
-    BMinSep,
-    BufferedToeplitz,
-    CyclicPoisson,
-    Mechanism,
-    MultiAttribution,
-    Poisson,
-    Toeplitz,
-    prefix_sum_error,
-)
+import jaxacct as ja
 from jaxacct.accountants import unamplified
-from jaxacct.strategies import Dense, Workload, by_name, strategy_from_json, worst_pattern
+from jaxacct.strategies import Workload, by_name, strategy_from_json, worst_pattern
 from jaxacct.strategies.banded_inverse import _log_error
 from jaxacct.strategies.worst_pattern import Patterns
 from tests.oracles import enumeration
@@ -35,16 +24,16 @@ def worst(strategy, n: int, separation: int, participations: int) -> float:
 
 
 FALLING = [
-    BandedInverse.bisr(iterations=N, bands=3),
-    Toeplitz(tuple(0.8 ** np.arange(N))),
-    Toeplitz((1.0, 1.0, 1.0, 0.2)),
-    BandedInverse((1.0, -1.0), N),
-    BufferedToeplitz((0.9, 0.3), (0.6, 0.4), N),
+    ja.BandedInverse.bisr(iterations=N, bands=3),
+    ja.Toeplitz(tuple(0.8 ** np.arange(N))),
+    ja.Toeplitz((1.0, 1.0, 1.0, 0.2)),
+    ja.BandedInverse((1.0, -1.0), N),
+    ja.BufferedToeplitz((0.9, 0.3), (0.6, 0.4), N),
 ]
 RISING = [
-    Toeplitz((1.0, 0.0, 0.1, 0.9)),
-    Toeplitz((0.3, 0.0, 0.0, 0.0, 1.0)),
-    *(Toeplitz(tuple(np.random.default_rng(seed).random(N))) for seed in range(3)),
+    ja.Toeplitz((1.0, 0.0, 0.1, 0.9)),
+    ja.Toeplitz((0.3, 0.0, 0.0, 0.0, 1.0)),
+    *(ja.Toeplitz(tuple(np.random.default_rng(seed).random(N))) for seed in range(3)),
 ]
 
 
@@ -65,7 +54,7 @@ def test_sensitivity_against_every_pattern():
 
 
 def test_what_takes_too_long_falls_back(monkeypatch):
-    strategy = BandedInverse.bisr(iterations=12, bands=4)
+    strategy = ja.BandedInverse.bisr(iterations=12, bands=4)
     counted = strategy.squared_sensitivity(12, 3, 3)
     worst_pattern.overlapping_sensitivity.cache_clear()
     monkeypatch.setattr(worst_pattern, "_MAX_OVERLAP_PRODUCTS", 0)
@@ -78,19 +67,19 @@ def test_what_takes_too_long_falls_back(monkeypatch):
 def test_against_the_published_formula(k):
     """BISR of 8 bands, n = 128, by jax-privacy in float64 (design/PEERS.md, 3g): its first entry is 1."""
     published = {1: 1.8754578, 4: 7.6844778, 16: 53.5836843}[k]
-    strategy = BandedInverse.bisr(iterations=128, bands=8)
+    strategy = ja.BandedInverse.bisr(iterations=128, bands=8)
     squared = strategy.squared_sensitivity(128, 128 // k, k) / strategy.array[0] ** 2
     assert squared == pytest.approx(published, rel=1e-7)
 
 
-@pytest.mark.parametrize("scheme", [BMinSep(N, 3, 1.0, False), MultiAttribution(N, 3, 1.0, 2, False)])
+@pytest.mark.parametrize("scheme", [ja.BMinSep(N, 3, 1.0, False), ja.MultiAttribution(N, 3, 1.0, 2, False)])
 def test_the_revealed_pattern_rests_on_it(scheme):
     strategy = FALLING[1]
-    found = unamplified.sensitivity(Mechanism(scheme, strategy, 1.0))
+    found = unamplified.sensitivity(ja.Mechanism(scheme, strategy, 1.0))
     per_step = scheme.examples_per_unit
     assert found == pytest.approx(per_step * math.sqrt(worst(strategy, N, 3, 4)), rel=1e-12)
-    dense = Dense(enumeration.strategy_matrix(strategy.array, N, N))
-    assert found <= unamplified.sensitivity(Mechanism(scheme, dense, 1.0))
+    dense = ja.Dense(enumeration.strategy_matrix(strategy.array, N, N))
+    assert found <= unamplified.sensitivity(ja.Mechanism(scheme, dense, 1.0))
 
 
 # n = 128, 8 bands of the inverse: the numbers to beat of issue 13, and ours before.
@@ -98,8 +87,8 @@ def test_the_revealed_pattern_rests_on_it(scheme):
     ("k", "elsewhere", "before"), [(1, 6.131, 6.043), (4, 28.61, 34.88), (16, 209.6, 420.5)]
 )
 def test_optimal_for_the_participations(k, elsewhere, before):
-    found = BandedInverse.optimal(iterations=128, bands=8, min_separation=128 // k, participations=k)
-    plain = BandedInverse.bisr(iterations=128, bands=8)
+    found = ja.BandedInverse.optimal(iterations=128, bands=8, min_separation=128 // k, participations=k)
+    plain = ja.BandedInverse.bisr(iterations=128, bands=8)
     at = loss(found, 128, 128 // k, k)
     assert at <= elsewhere and at < before and at < 0.93 * loss(plain, 128, 128 // k, k)
     assert len(found.inverse) == 8
@@ -110,25 +99,27 @@ def test_optimal_for_the_participations(k, elsewhere, before):
 
 def test_optimal_at_many_steps():
     """The search from BISR left the numbers that there are at 1000 steps, and BISR came back: 43.75."""
-    found = BandedInverse.optimal(iterations=1000, bands=8)
-    assert prefix_sum_error(found, iterations=1000, noise_multiplier=1.0) == pytest.approx(12.625, rel=1e-4)
+    found = ja.BandedInverse.optimal(iterations=1000, bands=8)
+    assert ja.prefix_sum_error(found, iterations=1000, noise_multiplier=1.0) == pytest.approx(
+        12.625, rel=1e-4
+    )
 
 
 def test_by_name_for_the_most_participations():
-    cyclic = by_name("optimal-inverse", 3, CyclicPoisson(12, 3, 0.1))
-    assert cyclic == by_name("optimal-inverse", 3, BallsInBins(12, 3))
-    assert cyclic == BandedInverse.optimal(iterations=12, bands=3, min_separation=3, participations=4)
-    assert by_name("optimal-inverse", 3, Poisson(12, 0.05)) == BandedInverse((1.0,), 12)
+    cyclic = by_name("optimal-inverse", 3, ja.CyclicPoisson(12, 3, 0.1))
+    assert cyclic == by_name("optimal-inverse", 3, ja.BallsInBins(12, 3))
+    assert cyclic == ja.BandedInverse.optimal(iterations=12, bands=3, min_separation=3, participations=4)
+    assert by_name("optimal-inverse", 3, ja.Poisson(12, 0.05)) == ja.BandedInverse((1.0,), 12)
 
 
 def test_small_optimum_against_a_grid():
     """Two bands, one number to find: no value on a fine grid is better, by enumeration of patterns."""
-    found = BandedInverse.optimal(iterations=8, bands=2, min_separation=2, participations=3)
+    found = ja.BandedInverse.optimal(iterations=8, bands=2, min_separation=2, participations=3)
 
     def exact(strategy):
-        return prefix_sum_error(strategy, iterations=8, noise_multiplier=1.0) * worst(strategy, 8, 2, 3)
+        return ja.prefix_sum_error(strategy, iterations=8, noise_multiplier=1.0) * worst(strategy, 8, 2, 3)
 
-    least = min(exact(BandedInverse((1.0, -h), 8)) for h in np.linspace(0, 1, 101))
+    least = min(exact(ja.BandedInverse((1.0, -h), 8)) for h in np.linspace(0, 1, 101))
     assert exact(found) <= least * (1 + 1e-9)
 
 

@@ -11,15 +11,7 @@ import jax
 import numpy as np
 import pytest
 
-from jaxacct import (
-    BallsInBins,
-    BMinSep,
-    CyclicPoisson,
-    IndependentAttribution,
-    MultiAttribution,
-    Poisson,
-    TruncatedBMinSep,
-)
+import jaxacct as ja
 from tests.oracles.chi_square import chi_square_p_value
 from tests.oracles.enumeration import pattern_distribution
 from tests.oracles.pair_distributions import batch_size_distributions, min_p_value, pair_distributions
@@ -31,15 +23,15 @@ FALSE_ALARM = 1e-6
 N = 24
 # Runs of many times the separation, warm and cold.
 SCHEMES = [
-    BMinSep(N, 5, 0.2),
-    Poisson(N, 0.15),
-    CyclicPoisson(N, 5, 0.6),
-    BallsInBins(N, 5),
-    BMinSep(N, 5, 0.2, False),
-    MultiAttribution(N, 4, 0.1, 3),
-    MultiAttribution(N, 4, 0.1, 3, False),
-    IndependentAttribution(N, 4, 0.15, 2),
-    TruncatedBMinSep(N, 5, 0.2, 12, 60),
+    ja.BMinSep(N, 5, 0.2),
+    ja.Poisson(N, 0.15),
+    ja.CyclicPoisson(N, 5, 0.6),
+    ja.BallsInBins(N, 5),
+    ja.BMinSep(N, 5, 0.2, False),
+    ja.MultiAttribution(N, 4, 0.1, 3),
+    ja.MultiAttribution(N, 4, 0.1, 3, False),
+    ja.IndependentAttribution(N, 4, 0.15, 2),
+    ja.TruncatedBMinSep(N, 5, 0.2, 12, 60),
 ]
 
 
@@ -56,7 +48,11 @@ def test_pairs_of_the_accountants_samples(scheme, key):
 def test_a_wrong_distribution_of_pairs_is_noticed(key):
     """Another probability by 3 %, and a cold start for a warm one."""
     drawn = np.asarray(jax.jit(lambda key: SCHEMES[0].draw_participation(key, 200_000))(key))
-    for wrong in (BMinSep(N, 5, 0.206), SCHEMES[4], CyclicPoisson(N, 5, SCHEMES[0].participation_rate * 5)):
+    for wrong in (
+        ja.BMinSep(N, 5, 0.206),
+        SCHEMES[4],
+        ja.CyclicPoisson(N, 5, SCHEMES[0].participation_rate * 5),
+    ):
         assert min_p_value(drawn, pair_distributions(wrong)) < FALSE_ALARM
 
 
@@ -111,10 +107,10 @@ def truncated_distribution(scheme, size: int, most: int) -> dict[tuple[int, ...]
 @pytest.mark.parametrize(
     ("scheme", "most"),
     [
-        (TruncatedBMinSep(3, 2, 0.5, 1, 3), 1),
-        (BMinSep(3, 2, 0.6), 2),
-        slow(Poisson(3, 0.5), 1),
-        slow(CyclicPoisson(3, 2, 0.7), 1),
+        (ja.TruncatedBMinSep(3, 2, 0.5, 1, 3), 1),
+        (ja.BMinSep(3, 2, 0.6), 2),
+        slow(ja.Poisson(3, 0.5), 1),
+        slow(ja.CyclicPoisson(3, 2, 0.7), 1),
     ],
     ids=str,
 )
@@ -130,7 +126,7 @@ def test_truncated_batches_follow_the_distribution_of_all_subsets(scheme, most):
 
 @pytest.mark.parametrize(
     "scheme",
-    [BMinSep(5, 3, 0.3), MultiAttribution(4, 2, 0.3, 2), IndependentAttribution(4, 3, 0.4, 2)],
+    [ja.BMinSep(5, 3, 0.3), ja.MultiAttribution(4, 2, 0.3, 2), ja.IndependentAttribution(4, 3, 0.4, 2)],
     ids=str,
 )
 def test_two_ways_to_the_exact_distribution_agree(scheme):
@@ -147,6 +143,6 @@ def test_two_ways_to_the_exact_distribution_agree(scheme):
 @pytest.mark.parametrize("warm", [True, False])
 def test_pairs_of_batch_sizes(warm, key):
     """What the adversary sees of batches that are truncated: sizes at two steps, 14 others."""
-    scheme = TruncatedBMinSep(12, 4, 0.3, 6, 15, warm)
+    scheme = ja.TruncatedBMinSep(12, 4, 0.3, 6, 15, warm)
     drawn = np.asarray(jax.jit(lambda key: scheme.side_information.draw(key, 200_000))(key))
     assert min_p_value(drawn, batch_size_distributions(scheme.untruncated, 14)) > FALSE_ALARM

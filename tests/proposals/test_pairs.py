@@ -8,19 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxacct import (
-    BallsInBins,
-    BandedToeplitz,
-    BMinSep,
-    Budget,
-    CyclicPoisson,
-    FiniteToeplitz,
-    IndependentAttribution,
-    Mechanism,
-    MultiAttribution,
-    Toeplitz,
-    TruncatedBMinSep,
-)
+import jaxacct as ja
 from jaxacct.core.verify import verify
 from jaxacct.proposals import candidates as offers
 from jaxacct.proposals import registry
@@ -34,15 +22,15 @@ from tests.oracles import enumeration
 from tests.proposals_by_name import family_candidates, proposal_by_name, replica_proposal
 
 SIGMA = 1.1
-STRATEGY = BandedToeplitz((2.0, 1.0))
+STRATEGY = ja.BandedToeplitz((2.0, 1.0))
 SMALL = [
-    BMinSep(3, 2, 0.3),
-    BMinSep(4, 2, 0.4, False),
-    CyclicPoisson(4, 2, 0.5),
-    BallsInBins(5, 2),
-    MultiAttribution(2, 2, 0.3, 2),
-    IndependentAttribution(2, 2, 0.3, 2),
-    IndependentAttribution(2, 2, 0.3, 3),
+    ja.BMinSep(3, 2, 0.3),
+    ja.BMinSep(4, 2, 0.4, False),
+    ja.CyclicPoisson(4, 2, 0.5),
+    ja.BallsInBins(5, 2),
+    ja.MultiAttribution(2, 2, 0.3, 2),
+    ja.IndependentAttribution(2, 2, 0.3, 2),
+    ja.IndependentAttribution(2, 2, 0.3, 3),
 ]
 
 
@@ -90,7 +78,7 @@ def test_the_density_and_the_weights_of_the_proof(scheme):
     m = 4
     x, log_distribution, log_z, _, factor, c = every_tuple(scheme, m)
     one, number = (scheme, 1) if scheme.parts is None else scheme.parts
-    proposal = replica_proposal(Mechanism(scheme, STRATEGY, SIGMA), m, 1.0)
+    proposal = replica_proposal(ja.Mechanism(scheme, STRATEGY, SIGMA), m, 1.0)
     assert np.exp(log_distribution).sum() == pytest.approx(1, rel=1e-9)
     assert proposal.log_normalizer == pytest.approx(log_z, rel=1e-9)
     assert factor.max() <= 1e-12
@@ -124,8 +112,8 @@ def test_what_draws_compute_of_their_vectors(scheme, cut):
     x, _, _, shared, factor, _ = every_tuple(scheme, m, cut=cut)
     some = np.random.default_rng(1).permutation(len(x))[:200]
     one, number = (scheme, 1) if scheme.parts is None else scheme.parts
-    strategy = FiniteToeplitz(STRATEGY.coefficients, one.iterations) if cut else STRATEGY
-    attractions = jnp.asarray(log_attractions(Mechanism(one, strategy, SIGMA)), jnp.float32)
+    strategy = ja.FiniteToeplitz(STRATEGY.coefficients, one.iterations) if cut else STRATEGY
+    attractions = jnp.asarray(log_attractions(ja.Mechanism(one, strategy, SIGMA)), jnp.float32)
     vectors, n = x[some].astype(np.int64), one.iterations
     positions, slots = np.full((len(some), m // 2, 2 * n), n, np.int32), np.arange(n)
     counts = np.zeros((2, len(some), m // 2, 2 * n), np.float32)
@@ -149,7 +137,7 @@ def test_what_draws_compute_of_their_vectors(scheme, cut):
 
 def test_no_verdict_below_the_truth(monkeypatch, key):
     """Pairs that attract each other once, and not m - 1 times, would certify less than the truth."""
-    mechanism, epsilon = Mechanism(MultiAttribution(2, 2, 0.3, 2), IDENTITY, 1.5), 1.0
+    mechanism, epsilon = ja.Mechanism(ja.MultiAttribution(2, 2, 0.3, 2), IDENTITY, 1.5), 1.0
     _, exact, _ = divergences(mechanism.scheme, 1.5, epsilon)
     monkeypatch.setattr(replicas, "ORDERS", (4,))
     monkeypatch.setattr(offers, "FEW_SAMPLES", 0)
@@ -167,7 +155,7 @@ def test_no_verdict_below_the_truth(monkeypatch, key):
     assert not accepted(0.9 * exact)
 
 
-USER = Mechanism(IndependentAttribution(2, 2, 0.3, 2), IDENTITY, 2.0)
+USER = ja.Mechanism(ja.IndependentAttribution(2, 2, 0.3, 2), IDENTITY, 2.0)
 
 
 def test_the_scale_of_a_users_pairs():
@@ -180,7 +168,7 @@ def test_the_scale_of_a_users_pairs():
 
 
 @pytest.mark.parametrize(
-    "scheme", [IndependentAttribution(3, 2, 0.3, 4), IndependentAttribution(4, 2, 0.4, 3)], ids=str
+    "scheme", [ja.IndependentAttribution(3, 2, 0.3, 4), ja.IndependentAttribution(4, 2, 0.4, 3)], ids=str
 )
 def test_the_likelihood_by_pairs_is_above_that_of_all_tuples(scheme):
     """And below that of examples that share nothing; pairs that share half as much again are not above."""
@@ -198,20 +186,20 @@ def test_the_likelihood_by_pairs_is_above_that_of_all_tuples(scheme):
     assert (too_low < exact - margin).any() and (apart - above).max() > 0.1
 
 
-def production(scheme, sigma: float) -> Mechanism:
-    return Mechanism(scheme, BandedToeplitz.square_root(16), sigma)
+def production(scheme, sigma: float) -> ja.Mechanism:
+    return ja.Mechanism(scheme, ja.BandedToeplitz.square_root(16), sigma)
 
 
 def test_no_more_than_two_where_those_need_few_samples():
-    quiet = production(BMinSep(1000, 64, 1 / (250 - 63)), 1.0)
-    names = {c.proposal.name for c in candidates(quiet, 4.0, "remove", Budget.split(1e-5))}
+    quiet = production(ja.BMinSep(1000, 64, 1 / (250 - 63)), 1.0)
+    names = {c.proposal.name for c in candidates(quiet, 4.0, "remove", ja.Budget.split(1e-5))}
     assert names == {"plain", "replicas:2"}
 
 
 def test_numbers_and_schemes_that_there_are_not():
-    users = Mechanism(SMALL[6], STRATEGY, SIGMA)
-    truncated = Mechanism(TruncatedBMinSep(2, 2, 0.4, 4, 10), STRATEGY, SIGMA)
-    overlapping = Mechanism(SMALL[0], Toeplitz((0.8, 0.5, 0.3)), SIGMA)
+    users = ja.Mechanism(SMALL[6], STRATEGY, SIGMA)
+    truncated = ja.Mechanism(ja.TruncatedBMinSep(2, 2, 0.4, 4, 10), STRATEGY, SIGMA)
+    overlapping = ja.Mechanism(SMALL[0], ja.Toeplitz((0.8, 0.5, 0.3)), SIGMA)
     for mechanism, m in ((users, 2), (users, 5), (users, 1), (truncated, 4), (overlapping, 4)):
         with pytest.raises(ValueError, match=f"replicas:{m} is not available for this mechanism"):
             replica_proposal(mechanism, m, 1.0)
@@ -232,11 +220,11 @@ def test_few_samples_where_tables_of_more_replicas_do_not_fit():
     """A user's four examples, 64 steps apart (10 million plain draws), and one example at a small epsilon."""
     p = 1 / (250 - 63)
     for scheme, sigma, epsilon in (
-        (IndependentAttribution(1000, 64, p, 4), 5.0, 4.0),
-        (BMinSep(1000, 64, p), 3.0, 1.0),
+        (ja.IndependentAttribution(1000, 64, p, 4), 5.0, 4.0),
+        (ja.BMinSep(1000, 64, p), 3.0, 1.0),
     ):
         mechanism = production(scheme, sigma)
-        found = candidates(mechanism, epsilon, "remove", Budget.split(1e-5))
+        found = candidates(mechanism, epsilon, "remove", ja.Budget.split(1e-5))
         predicted = {each.proposal.name: each.predicted_samples for each in found}
         chosen = found[0].proposal
         assert chosen.spec.parameters[0] > 2 and predicted[chosen.name] < 60_000 < 1e7 < predicted["plain"]

@@ -8,34 +8,27 @@ import math
 import numpy as np
 import pytest
 
-from jaxacct import (
-    BandedToeplitz,
-    BMinSep,
-    CyclicPoisson,
-    IndependentAttribution,
-    Mechanism,
-    MultiAttribution,
-)
+import jaxacct as ja
 from jaxacct.proposals.base import ProposalSpec
 from tests.oracles import enumeration, tuples
 from tests.proposals_by_name import proposal_by_name
 
-STRATEGY = BandedToeplitz((2.0, 1.0))
+STRATEGY = ja.BandedToeplitz((2.0, 1.0))
 C = STRATEGY.array
-WARM, COLD = BMinSep(4, 2, 0.3), BMinSep(4, 2, 0.3, False)
-RARE = BMinSep(4, 2, 0.02)
+WARM, COLD = ja.BMinSep(4, 2, 0.3), ja.BMinSep(4, 2, 0.3, False)
+RARE = ja.BMinSep(4, 2, 0.02)
 # (scheme, name of a proposal, epsilon, how near to the scale a term comes).
 FAMILIES = [
     (WARM, "replicas:2", 0.7, 1 - 1e-6),
     (WARM, "replicas:4", 1.5, 1 - 1e-6),
     (COLD, "replicas:2", 0.7, 1 - 1e-6),
-    (CyclicPoisson(4, 2, 0.5), "replicas:2", 0.7, 1 - 1e-6),
-    (MultiAttribution(3, 2, 0.3, 2), "replicas:2", 0.7, 1 - 1e-6),
+    (ja.CyclicPoisson(4, 2, 0.5), "replicas:2", 0.7, 1 - 1e-6),
+    (ja.MultiAttribution(3, 2, 0.3, 2), "replicas:2", 0.7, 1 - 1e-6),
     (RARE, "replicas:2,4", 0.1, 0.9),
     (RARE, "replicas:4,8", 0.5, 0.55),
-    (BMinSep(4, 2, 0.02, False), "replicas:4,8", 0.5, 0.9),
-    (IndependentAttribution(3, 2, 0.3, 2), "replicas:4", 0.7, 0.5),
-    (IndependentAttribution(3, 2, 0.3, 2), "replicas:6", 1.5, 0.4),
+    (ja.BMinSep(4, 2, 0.02, False), "replicas:4,8", 0.5, 0.9),
+    (ja.IndependentAttribution(3, 2, 0.3, 2), "replicas:4", 0.7, 0.5),
+    (ja.IndependentAttribution(3, 2, 0.3, 2), "replicas:6", 1.5, 0.4),
 ]
 
 
@@ -58,7 +51,7 @@ def log_weight(mechanism, name: str):
 
 @pytest.mark.parametrize(("scheme", "name", "epsilon", "near"), FAMILIES)
 def test_no_weighted_term_exceeds_the_scale(scheme, name, epsilon, near):
-    mechanism = Mechanism(scheme, STRATEGY, 1.2)
+    mechanism = ja.Mechanism(scheme, STRATEGY, 1.2)
     log_scale = proposal_by_name(mechanism, epsilon, "remove", name).log_scale
     weight, rng = log_weight(mechanism, name), np.random.default_rng(4)
 

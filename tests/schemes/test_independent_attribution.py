@@ -8,18 +8,7 @@ import jax
 import numpy as np
 import pytest
 
-from jaxacct import (
-    BandedToeplitz,
-    BMinSep,
-    FiniteToeplitz,
-    IndependentAttribution,
-    Mechanism,
-    MultiAttribution,
-    Plan,
-    Toeplitz,
-    calibrate,
-    privacy_loss,
-)
+import jaxacct as ja
 from jaxacct.kernels.likelihoods import interacting_recurrence
 from jaxacct.kernels.likelihoods.interacting_recurrence import numbers_kept
 from jaxacct.proposals.base import direction_key
@@ -37,18 +26,18 @@ FALSE_ALARM = 1e-6
 
 # (scheme, bands): cold and warm, n < b, n not a multiple of b, b = 1, p = 1, one to four examples.
 SETTINGS = [
-    (IndependentAttribution(8, 3, 0.3, 2, False), 3),
-    (IndependentAttribution(8, 3, 0.3, 2), 3),
-    (IndependentAttribution(7, 4, 0.2, 2), 2),
-    (IndependentAttribution(7, 3, 1.0, 2), 2),
-    (IndependentAttribution(7, 3, 1.0, 2, False), 3),
-    (IndependentAttribution(3, 5, 0.4, 2), 4),
-    (IndependentAttribution(3, 5, 0.4, 2, False), 5),
-    (IndependentAttribution(4, 1, 0.3, 2), 1),
-    (IndependentAttribution(1, 2, 0.5, 2), 2),
-    (IndependentAttribution(6, 3, 0.3, 3), 3),
-    (IndependentAttribution(5, 2, 0.3, 4, False), 2),
-    (IndependentAttribution(8, 3, 0.3, 1), 3),
+    (ja.IndependentAttribution(8, 3, 0.3, 2, False), 3),
+    (ja.IndependentAttribution(8, 3, 0.3, 2), 3),
+    (ja.IndependentAttribution(7, 4, 0.2, 2), 2),
+    (ja.IndependentAttribution(7, 3, 1.0, 2), 2),
+    (ja.IndependentAttribution(7, 3, 1.0, 2, False), 3),
+    (ja.IndependentAttribution(3, 5, 0.4, 2), 4),
+    (ja.IndependentAttribution(3, 5, 0.4, 2, False), 5),
+    (ja.IndependentAttribution(4, 1, 0.3, 2), 1),
+    (ja.IndependentAttribution(1, 2, 0.5, 2), 2),
+    (ja.IndependentAttribution(6, 3, 0.3, 3), 3),
+    (ja.IndependentAttribution(5, 2, 0.3, 4, False), 2),
+    (ja.IndependentAttribution(8, 3, 0.3, 1), 3),
 ]
 # Each is a program of its own: cold, p = 1, n < b, three and four examples.
 FAST = {0, 3, 5, 9, 10}
@@ -63,10 +52,10 @@ def bounded(monkeypatch):
 @pytest.mark.parametrize(("scheme", "bands"), few_in_ci(FAST, SETTINGS))
 def test_the_loss_is_that_of_all_tuples(scheme, bands, x64):
     """On the n x n matrix, from tiny to huge noise."""
-    strategy = BandedToeplitz.square_root(bands)
+    strategy = ja.BandedToeplitz.square_root(bands)
     for sigma in (0.05, 0.6, 100.0):
         outputs = outputs_of(scheme, sigma, np.random.default_rng(1), batch=12)
-        ours = np.asarray(privacy_loss(Mechanism(scheme, strategy, sigma), outputs))
+        ours = np.asarray(ja.privacy_loss(ja.Mechanism(scheme, strategy, sigma), outputs))
         exact = enumeration.log_ratio(scheme, strategy.coefficients, sigma, outputs)
         np.testing.assert_allclose(ours, exact, rtol=1e-9, atol=1e-12)
 
@@ -81,10 +70,10 @@ BOUNDED = [
 @pytest.mark.parametrize(("scheme", "bands", "finite"), BOUNDED)
 def test_both_sides_are_bounded_where_the_tables_do_not_fit(scheme, bands, finite, x64, bounded):
     """On the rows of which scores are `C^T y`; with one example the bounds are exact."""
-    strategy, sigma = BandedToeplitz.square_root(bands), 0.6
+    strategy, sigma = ja.BandedToeplitz.square_root(bands), 0.6
     if finite:
         bands = min(bands, scheme.iterations)
-        strategy = FiniteToeplitz(strategy.coefficients[:bands], scheme.iterations)
+        strategy = ja.FiniteToeplitz(strategy.coefficients[:bands], scheme.iterations)
     rows = strategy.rows(scheme.iterations)
     outputs = np.random.default_rng(2).normal(size=(30, rows)) * 1.2 + 0.2
     exact = enumeration.log_ratio(scheme, strategy.coefficients, sigma, outputs)
@@ -93,14 +82,14 @@ def test_both_sides_are_bounded_where_the_tables_do_not_fit(scheme, bands, finit
     assert (above >= exact - 1e-12).all()
     assert (below <= exact + 1e-12).all()
     several = scheme.examples_per_user > 1
-    assert Mechanism(scheme, strategy, sigma).is_upper_bound == several
+    assert ja.Mechanism(scheme, strategy, sigma).is_upper_bound == several
     assert (above - below).max() > 1e-3 if several else np.abs(above - below).max() < 1e-12
 
 
 @pytest.mark.parametrize("bands", [1, 3, 4])
 def test_the_overlap_bound_holds_for_every_pair(bands, bounded):
     """`kappa` per participation covers what two vectors share, worst over all pairs; and it is attained."""
-    scheme, strategy = IndependentAttribution(9, 4, 0.5, 2), BandedToeplitz.square_root(bands)
+    scheme, strategy = ja.IndependentAttribution(9, 4, 0.5, 2), ja.BandedToeplitz.square_root(bands)
     dense = enumeration.strategy_matrix(strategy.coefficients, 9 + bands - 1, 9)
     patterns = np.array(list(enumeration.pattern_distribution(scheme.one)), float)
     shared = (patterns @ dense.T) @ (patterns @ dense.T).T
@@ -114,10 +103,10 @@ def test_the_overlap_bound_holds_for_every_pair(bands, bounded):
 @pytest.mark.parametrize(
     ("scheme", "quick"),
     [
-        (IndependentAttribution(2, 2, 0.3, 2), True),
-        slow(IndependentAttribution(2, 2, 0.3, 2, False), False),
-        slow(IndependentAttribution(2, 1, 0.2, 2), False),
-        slow(IndependentAttribution(2, 2, 0.3, 3), False),
+        (ja.IndependentAttribution(2, 2, 0.3, 2), True),
+        slow(ja.IndependentAttribution(2, 2, 0.3, 2, False), False),
+        slow(ja.IndependentAttribution(2, 1, 0.2, 2), False),
+        slow(ja.IndependentAttribution(2, 2, 0.3, 3), False),
     ],
     ids=str,
 )
@@ -129,8 +118,8 @@ def test_proposals_against_integration(scheme, quick, exact, key, monkeypatch):
     if not exact:
         monkeypatch.setattr(independent_attribution, "MAX_NUMBERS", 0)
     bands, sigma = min(2, scheme.min_separation), 0.9
-    strategy = BandedToeplitz((2.0, 1.0)[:bands])
-    mechanism = Mechanism(scheme, strategy, sigma)
+    strategy = ja.BandedToeplitz((2.0, 1.0)[:bands])
+    mechanism = ja.Mechanism(scheme, strategy, sigma)
     width = -math.log(FALSE_ALARM)
     direction = "remove"
     for epsilon in (0.1, 1.5):
@@ -153,7 +142,7 @@ def test_proposals_against_integration(scheme, quick, exact, key, monkeypatch):
 @pytest.mark.parametrize("warm", [slow(True), False])
 def test_what_rounding_leaves_out_is_kept(warm, monkeypatch):
     """In float32 against float64, 600 steps, three examples; plain sums have far larger errors."""
-    scheme, rng = IndependentAttribution(600, 3, 0.02, 3, warm), np.random.default_rng(4)
+    scheme, rng = ja.IndependentAttribution(600, 3, 0.02, 3, warm), np.random.default_rng(4)
     ratios = rng.normal(size=(600, 16)).astype(np.float32) / 4
     shared = np.float32([0.3, 0.2, 0.1])
 
@@ -173,27 +162,31 @@ def test_what_rounding_leaves_out_is_kept(warm, monkeypatch):
 
 
 def test_what_is_refused():
-    refused("examples_per_user must be an integer of at least 1, got 0", IndependentAttribution, 5, 2, 0.1, 0)
+    refused(
+        "examples_per_user must be an integer of at least 1, got 0", ja.IndependentAttribution, 5, 2, 0.1, 0
+    )
     with pytest.raises(ValueError, match="strategy must be banded Toeplitz for independent-attribution"):
-        Mechanism(IndependentAttribution(5, 2, 0.1, 2), Toeplitz((0.8, 0.5, 0.2)), 1.0)
+        ja.Mechanism(ja.IndependentAttribution(5, 2, 0.1, 2), ja.Toeplitz((0.8, 0.5, 0.2)), 1.0)
     with pytest.raises(ValueError, match="replicas:2 is not available for this mechanism"):
-        users = Mechanism(IndependentAttribution(5, 2, 0.1, 2), BandedToeplitz.identity(), 1.0)
+        users = ja.Mechanism(ja.IndependentAttribution(5, 2, 0.1, 2), ja.BandedToeplitz.identity(), 1.0)
         proposal_by_name(users, 1.0, "remove", "replicas:2")
-    refused("norms must be", IndependentAttribution(5, 2, 0.1, 2).log_likelihood_ratios, jax.numpy.zeros(5))
+    refused(
+        "norms must be", ja.IndependentAttribution(5, 2, 0.1, 2).log_likelihood_ratios, jax.numpy.zeros(5)
+    )
 
 
 def test_which_likelihoods_are_exact():
-    assert IndependentAttribution(7200, 256, 1e-4, 2).is_exact
-    assert IndependentAttribution(1000, 16, 1e-3, 4).is_exact
-    assert not IndependentAttribution(1000, 64, 1e-3, 4).is_exact
+    assert ja.IndependentAttribution(7200, 256, 1e-4, 2).is_exact
+    assert ja.IndependentAttribution(1000, 16, 1e-3, 4).is_exact
+    assert not ja.IndependentAttribution(1000, 64, 1e-3, 4).is_exact
     assert numbers_kept(16, 2, warm=True) == 16 * 31
 
 
 def test_a_plan_of_users_is_proven_like_all_others():
     """End to end: certified, loaded again; nothing in its lines or its statement is measured."""
-    scheme, strategy = IndependentAttribution(4, 2, 0.1, 2), BandedToeplitz.square_root(2)
+    scheme, strategy = ja.IndependentAttribution(4, 2, 0.1, 2), ja.BandedToeplitz.square_root(2)
     target = dict(epsilon=1.0, delta=0.02, noise_multiplier=1.2, key=jax.random.key(3))
-    plan = Plan.from_json(calibrate(scheme, strategy, **target).to_json())
+    plan = ja.Plan.from_json(ja.calibrate(scheme, strategy, **target).to_json())
     assert plan.certified and plan.evidence.remove.num_samples > 0
     assert "not proven" not in plan.statement()
     assert all("proofs/" in line.source for line in plan.verdict.remove.items)
@@ -202,7 +195,7 @@ def test_a_plan_of_users_is_proven_like_all_others():
 @pytest.mark.parametrize("number", [1, 2, 5, 40])
 def test_errors_of_independent_draws_multiply(number):
     """k examples, each drawn with a density that is up to 1 + e of the stated one: (1 + e)^k together."""
-    scheme = IndependentAttribution(6, 2, 0.3, number)
+    scheme = ja.IndependentAttribution(6, 2, 0.3, number)
     one = Fraction(scheme.one.draw_errors[0])
     exact = (1 + one) ** number - 1
     assert 0 < float(one) and exact * (1 - Fraction(1, 2**40)) <= Fraction(scheme.draw_errors[0])
@@ -211,12 +204,12 @@ def test_errors_of_independent_draws_multiply(number):
 
 def test_special_cases(x64):
     """One example is b-min-sep; a separation of 1 is multi-attribution."""
-    rng, strategy = np.random.default_rng(5), BandedToeplitz.square_root(4)
+    rng, strategy = np.random.default_rng(5), ja.BandedToeplitz.square_root(4)
     outputs = rng.normal(size=(6, 23))
-    ours = privacy_loss(Mechanism(IndependentAttribution(23, 5, 0.1, 1), strategy, 0.6), outputs)
-    theirs = privacy_loss(Mechanism(BMinSep(23, 5, 0.1), strategy, 0.6), outputs)
+    ours = ja.privacy_loss(ja.Mechanism(ja.IndependentAttribution(23, 5, 0.1, 1), strategy, 0.6), outputs)
+    theirs = ja.privacy_loss(ja.Mechanism(ja.BMinSep(23, 5, 0.1), strategy, 0.6), outputs)
     np.testing.assert_allclose(ours, theirs, rtol=1e-12)
-    identity = BandedToeplitz.identity()
-    ours = privacy_loss(Mechanism(IndependentAttribution(23, 1, 0.1, 3), identity, 0.6), outputs)
-    theirs = privacy_loss(Mechanism(MultiAttribution(23, 1, 0.1, 3), identity, 0.6), outputs)
+    identity = ja.BandedToeplitz.identity()
+    ours = ja.privacy_loss(ja.Mechanism(ja.IndependentAttribution(23, 1, 0.1, 3), identity, 0.6), outputs)
+    theirs = ja.privacy_loss(ja.Mechanism(ja.MultiAttribution(23, 1, 0.1, 3), identity, 0.6), outputs)
     np.testing.assert_allclose(ours, theirs, rtol=1e-10)

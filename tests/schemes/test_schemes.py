@@ -4,13 +4,7 @@ import jax
 import numpy as np
 import pytest
 
-from jaxacct import (
-    BallsInBins,
-    BMinSep,
-    CyclicPoisson,
-    MultiAttribution,
-    Poisson,
-)
+import jaxacct as ja
 from tests.oracles.chi_square import FALSE_ALARM, chi_square_p_value
 
 
@@ -18,7 +12,7 @@ def test_counts_of_the_production_setting(key):
     """Participation counts 0..4 have probability 0.4053, 0.3777, 0.1637, 0.0438, 0.0081
     (proofs/derivations.md, 7).
     """
-    scheme = BMinSep.from_batch_size(
+    scheme = ja.BMinSep.from_batch_size(
         dataset_size=14_745_600, batch_size=1793, iterations=7200, min_separation=256
     )
     num = 20_000
@@ -31,24 +25,26 @@ def test_counts_of_the_production_setting(key):
 
 def test_from_batch_size():
     p0 = 200 / 51_200
-    scheme = BMinSep.from_batch_size(dataset_size=51_200, batch_size=200, iterations=1024, min_separation=16)
+    scheme = ja.BMinSep.from_batch_size(
+        dataset_size=51_200, batch_size=200, iterations=1024, min_separation=16
+    )
     assert scheme.sampling_probability == pytest.approx(p0 / (1 - 15 * p0), rel=1e-14)
     assert scheme.participation_rate == pytest.approx(p0, rel=1e-14)
     assert scheme.warm_start
-    full = BMinSep.from_batch_size(dataset_size=160, batch_size=10, iterations=5, min_separation=16)
+    full = ja.BMinSep.from_batch_size(dataset_size=160, batch_size=10, iterations=5, min_separation=16)
     assert full.sampling_probability == 1.0
-    assert Poisson.from_batch_size(dataset_size=100, batch_size=5, iterations=3) == Poisson(3, 0.05)
-    cyclic = CyclicPoisson.from_batch_size(dataset_size=100, batch_size=5, iterations=3, cycle_length=4)
-    assert cyclic == CyclicPoisson(3, 4, 0.2)
-    bins = BallsInBins.from_batch_size(dataset_size=100, batch_size=5, iterations=3)
-    assert bins == BallsInBins(3, 20)
+    assert ja.Poisson.from_batch_size(dataset_size=100, batch_size=5, iterations=3) == ja.Poisson(3, 0.05)
+    cyclic = ja.CyclicPoisson.from_batch_size(dataset_size=100, batch_size=5, iterations=3, cycle_length=4)
+    assert cyclic == ja.CyclicPoisson(3, 4, 0.2)
+    bins = ja.BallsInBins.from_batch_size(dataset_size=100, batch_size=5, iterations=3)
+    assert bins == ja.BallsInBins(3, 20)
     # Never a larger batch than asked for.
-    assert BallsInBins.from_batch_size(dataset_size=101, batch_size=5, iterations=3).cycle_length == 21
+    assert ja.BallsInBins.from_batch_size(dataset_size=101, batch_size=5, iterations=3).cycle_length == 21
 
 
 def test_counts_of_many_examples(key):
     """Their distribution (false alarm 1e-6), and what each adds to a likelihood ratio."""
-    many, some = MultiAttribution(6, 2, 0.1, 20), MultiAttribution(6, 2, 0.3, 3)
+    many, some = ja.MultiAttribution(6, 2, 0.1, 20), ja.MultiAttribution(6, 2, 0.3, 3)
     steps, counts = jax.jit(lambda key: many.table.draw_counts(key, 10_000))(key)
     counts = np.asarray(counts)[np.asarray(steps) < 6]
     law = {(j,): weight for j, weight in enumerate(many.count_weights(), 1)}

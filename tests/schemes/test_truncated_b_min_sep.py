@@ -11,16 +11,7 @@ from jax_privacy import batch_selection
 from jax_privacy.experimental.monte_carlo import sample_generation
 from scipy import integrate, stats
 
-from jaxacct import (
-    BandedToeplitz,
-    BMinSep,
-    Mechanism,
-    NotCertifiedError,
-    Plan,
-    TruncatedBMinSep,
-    calibrate,
-    privacy_loss,
-)
+import jaxacct as ja
 from jaxacct.accountants.analytic import best_accountant
 from jaxacct.kernels.binomial import Arrays, Level, alias_tables, binomial_of_words, binomial_tables
 from jaxacct.proposals.base import plain
@@ -36,10 +27,10 @@ FALSE_ALARM = 1e-6
 
 # (scheme, bands): cold and warm, n < b, n not a multiple of b, p = 1, mean at the maximum.
 SMALL = [
-    (TruncatedBMinSep(7, 3, 0.3, 3, 12), 3),
-    (TruncatedBMinSep(6, 2, 0.4, 5, 10, False), 2),
-    (TruncatedBMinSep(3, 4, 0.5, 4, 9), 4),
-    (TruncatedBMinSep(5, 2, 1.0, 6, 11), 2),
+    (ja.TruncatedBMinSep(7, 3, 0.3, 3, 12), 3),
+    (ja.TruncatedBMinSep(6, 2, 0.4, 5, 10, False), 2),
+    (ja.TruncatedBMinSep(3, 4, 0.5, 4, 9), 4),
+    (ja.TruncatedBMinSep(5, 2, 1.0, 6, 11), 2),
 ]
 
 
@@ -74,7 +65,7 @@ def test_both_likelihoods_against_enumeration(b, p, warm, x64):
     for n in (8, 3) if b == 4 else (8,):
         # From a cold start p = 1 puts everyone into the first batch: nothing can be truncated.
         everyone = p == 1 and not (warm and b > 1)
-        scheme = TruncatedBMinSep(n, b, p, 10, 10 if everyone else 15, warm)
+        scheme = ja.TruncatedBMinSep(n, b, p, 10, 10 if everyone else 15, warm)
         dense = enumeration.strategy_matrix(rng.random(b) + 0.1, n, n)
         norms = (dense**2).sum(axis=0)
         sizes = rng.integers(0, 20, (6, n)).astype(np.int32)
@@ -132,7 +123,7 @@ def test_tables_have_the_exact_distribution(p):
 
 def test_windows_are_left_with_the_probability_that_is_booked():
     """Of the production case, whose first sizes have a window each; and the errors reserved stay the same."""
-    scheme = TruncatedBMinSep.from_batch_size(
+    scheme = ja.TruncatedBMinSep.from_batch_size(
         dataset_size=14_745_600, batch_size=1793, iterations=7200, min_separation=256, max_batch_size=2048
     )
     others, rate = scheme.dataset_size - 1, scheme.untruncated.participation_rate
@@ -144,7 +135,7 @@ def test_windows_are_left_with_the_probability_that_is_booked():
     )
     assert outside < 2.0**-64
     assert scheme.side_information.error() == pytest.approx((3.84610344313025e-09, 5.964744215040951e-13))
-    cold = TruncatedBMinSep(51, 8, 0.4, 17_000, 40_055, False)
+    cold = ja.TruncatedBMinSep(51, 8, 0.4, 17_000, 40_055, False)
     assert cold.side_information.error() == pytest.approx(
         (1.0436451703388949e-10, 1.6848230709881618e-14), rel=1e-9, abs=0
     )
@@ -179,9 +170,9 @@ def batch_size_runs(scheme, runs: int, seed: int) -> np.ndarray:
 @pytest.mark.parametrize(
     "scheme",
     [
-        TruncatedBMinSep(4, 2, 0.4, 3, 5),
-        TruncatedBMinSep(3, 3, 0.5, 3, 5, False),
-        TruncatedBMinSep(2, 4, 0.5, 2, 5),  # no step after the first b - 1
+        ja.TruncatedBMinSep(4, 2, 0.4, 3, 5),
+        ja.TruncatedBMinSep(3, 3, 0.5, 3, 5, False),
+        ja.TruncatedBMinSep(2, 4, 0.5, 2, 5),  # no step after the first b - 1
     ],
     ids=str,
 )
@@ -270,8 +261,8 @@ def truncated_sums(scheme, gradients) -> dict[tuple[float, ...], float]:
 @pytest.mark.parametrize("warm", [True, False])
 def test_the_pair_dominates_two_correlated_steps(warm, direction):
     """Two steps, two bands, two others, gradients of +-1 a step; D' has the example zeroed or absent."""
-    scheme, sigma, epsilon = TruncatedBMinSep(2, 2, 0.5 if warm else 0.33, 1, 3, warm), 0.8, 0.4
-    dense = enumeration.strategy_matrix(BandedToeplitz.square_root(2).coefficients, 2, 2)
+    scheme, sigma, epsilon = ja.TruncatedBMinSep(2, 2, 0.5 if warm else 0.33, 1, 3, warm), 0.8, 0.4
+    dense = enumeration.strategy_matrix(ja.BandedToeplitz.square_root(2).coefficients, 2, 2)
 
     def delta(with_it, without):
         pair = (with_it, without) if direction == "remove" else (without, with_it)
@@ -297,13 +288,13 @@ def test_the_pair_dominates_two_correlated_steps(warm, direction):
 
 
 def test_without_truncation_it_is_b_min_sep(key, x64):
-    truncated, whole = TruncatedBMinSep(20, 4, 0.1, 50, 50), BMinSep(20, 4, 0.1)
-    strategy, rng = BandedToeplitz.square_root(3), np.random.default_rng(0)
+    truncated, whole = ja.TruncatedBMinSep(20, 4, 0.1, 50, 50), ja.BMinSep(20, 4, 0.1)
+    strategy, rng = ja.BandedToeplitz.square_root(3), np.random.default_rng(0)
     outputs, sizes = rng.normal(size=(9, 20)), rng.integers(0, 50, (9, 20))
-    ours = privacy_loss(Mechanism(truncated, strategy, 0.8), outputs, sizes)
-    np.testing.assert_array_equal(ours, privacy_loss(Mechanism(whole, strategy, 0.8), outputs))
-    assert best_accountant(Mechanism(truncated, strategy, 2.0), 1.0) == best_accountant(
-        Mechanism(whole, strategy, 2.0), 1.0
+    ours = ja.privacy_loss(ja.Mechanism(truncated, strategy, 0.8), outputs, sizes)
+    np.testing.assert_array_equal(ours, ja.privacy_loss(ja.Mechanism(whole, strategy, 0.8), outputs))
+    assert best_accountant(ja.Mechanism(truncated, strategy, 2.0), 1.0) == best_accountant(
+        ja.Mechanism(whole, strategy, 2.0), 1.0
     )
     np.testing.assert_allclose(truncated.expected_batch_sizes(50), whole.expected_batch_sizes(50), rtol=1e-12)
     unbounded = dataclasses.replace(truncated, max_batch_size=2**40)  # more than an array of sizes can hold
@@ -315,23 +306,23 @@ def test_without_truncation_it_is_b_min_sep(key, x64):
 
 def test_bad_input(capsys):
     line = r"max_batch_size .* must be at least the largest expected batch size 50"
-    refused(line, TruncatedBMinSep, 5, 1, 0.5, 49, 100)
-    refused("max_batch_size must be an integer", TruncatedBMinSep, 5, 1, 0.5, 0, 100)
-    refused("dataset_size must be below", TruncatedBMinSep, 5, 1, 1e-9, 100, 2**31)
-    scheme, identity = TruncatedBMinSep(5, 1, 0.1, 20, 100), BandedToeplitz.identity()
-    mechanism, outputs = Mechanism(scheme, identity, 1.0), np.zeros(5)
-    refused("batch_sizes must be given", privacy_loss, mechanism, outputs)
-    refused(r"batch_sizes must have the shape \(5,\)", privacy_loss, mechanism, outputs, np.zeros(4))
+    refused(line, ja.TruncatedBMinSep, 5, 1, 0.5, 49, 100)
+    refused("max_batch_size must be an integer", ja.TruncatedBMinSep, 5, 1, 0.5, 0, 100)
+    refused("dataset_size must be below", ja.TruncatedBMinSep, 5, 1, 1e-9, 100, 2**31)
+    scheme, identity = ja.TruncatedBMinSep(5, 1, 0.1, 20, 100), ja.BandedToeplitz.identity()
+    mechanism, outputs = ja.Mechanism(scheme, identity, 1.0), np.zeros(5)
+    refused("batch_sizes must be given", ja.privacy_loss, mechanism, outputs)
+    refused(r"batch_sizes must have the shape \(5,\)", ja.privacy_loss, mechanism, outputs, np.zeros(4))
     for size in (2.0**40, 2**31, -1, 1.5, np.nan, 1j):
         line, sizes = "batch_sizes must be whole numbers from 0 to 2147483647, got", [0, 1, 2, 3, size]
-        refused(line, privacy_loss, mechanism, outputs, np.array(sizes))
-    whole = Mechanism(scheme.untruncated, identity, 1.0)
-    refused("batch_sizes must be given", privacy_loss, whole, outputs, np.zeros(5))
+        refused(line, ja.privacy_loss, mechanism, outputs, np.array(sizes))
+    whole = ja.Mechanism(scheme.untruncated, identity, 1.0)
+    refused("batch_sizes must be given", ja.privacy_loss, whole, outputs, np.zeros(5))
     target = dict(epsilon=1.0, delta=1e-2)
     line = "dataset_size must be the scheme's 100, got 99"
-    refused(line, calibrate, scheme, identity, **target, dataset_size=99)
+    refused(line, ja.calibrate, scheme, identity, **target, dataset_size=99)
     sizes = dict(dataset_size=100, max_batch_size=20)
-    refused("max_batch_size must not be given", calibrate, scheme, identity, **target, **sizes)
+    refused("max_batch_size must not be given", ja.calibrate, scheme, identity, **target, **sizes)
     refused("must be the scheme's", Sampler, scheme, 100, 21)
     arguments = (
         "calibrate --iterations 9 --dataset-size 9 --batch-size 2 --epsilon 1 --delta .1 --truncate-to 3"
@@ -343,14 +334,14 @@ def test_bad_input(capsys):
 @pytest.mark.parametrize(("n", "b", "bands", "warm"), [(64, 8, 2, True), (30, 40, 1, False)])
 def test_jax_privacy_on_the_same_outputs_and_batch_sizes(n, b, bands, warm, x64):
     """At most two bands, where the peer's last columns are right (`tests/project/test_errata.py`)."""
-    scheme = TruncatedBMinSep(n, b, 0.05, 60, 1000, warm)
-    strategy, rng = BandedToeplitz.square_root(bands), np.random.default_rng(b)
+    scheme = ja.TruncatedBMinSep(n, b, 0.05, 60, 1000, warm)
+    strategy, rng = ja.BandedToeplitz.square_root(bands), np.random.default_rng(b)
     outputs, sizes = rng.normal(size=(5, n)), rng.integers(40, 80, (5, n)).astype(np.int32)
     peer = batch_selection.BMinSepSampling(
         sampling_prob=0.05, iterations=n, min_sep=b, warm_start=warm, truncated_batch_size=60
     )
     theirs = sample_generation.compute_privacy_loss(peer, outputs.T, 0.8, strategy.array, aux=sizes.T)
-    ours = privacy_loss(Mechanism(scheme, strategy, 0.8), outputs, sizes)
+    ours = ja.privacy_loss(ja.Mechanism(scheme, strategy, 0.8), outputs, sizes)
     np.testing.assert_allclose(ours, theirs, rtol=1e-9, atol=1e-11)
 
 
@@ -409,7 +400,7 @@ def test_batch_sizes_of_the_production_case(key):
     The others are independent, so that is the distribution of every single batch size, from a cold start too.
     """
     sizes = dict(dataset_size=14_745_600, batch_size=1793, min_separation=256, max_batch_size=2048)
-    scheme = TruncatedBMinSep.from_batch_size(iterations=300, **sizes)
+    scheme = ja.TruncatedBMinSep.from_batch_size(iterations=300, **sizes)
     sizes = np.asarray(jax.jit(scheme.side_information.draw, static_argnums=1)(key, 2048)).astype(float)
     distribution = stats.binom(scheme.dataset_size - 1, scheme.participation_probabilities())
     z = stats.norm.isf(FALSE_ALARM / 1200)
@@ -422,8 +413,8 @@ def test_batch_sizes_of_the_production_case(key):
 @pytest.mark.parametrize("direction", ["remove", "add"])
 def test_plain_draws_give_the_exact_delta(direction, key):
     """n = 1: the interval of the estimate holds the integral; false alarm 1e-6."""
-    scheme = TruncatedBMinSep(1, 1, 0.4, 4, 8)
-    mechanism = Mechanism(scheme, BandedToeplitz.identity(), 0.7)
+    scheme = ja.TruncatedBMinSep(1, 1, 0.4, 4, 8)
+    mechanism = ja.Mechanism(scheme, ja.BandedToeplitz.identity(), 0.7)
     exact = pair_delta(7, 0.4, 4, 0.7, 0.8, direction)
     draws = draws_of(plain(mechanism, direction), key, 500)
     sign = 1 if direction == "remove" else -1
@@ -437,19 +428,19 @@ def test_plain_draws_give_the_exact_delta(direction, key):
 
 def test_from_calibration_to_batches(tmp_path, key):
     """A maximum at the mean batch: certified, stored, and the trainer truncates to it."""
-    scheme = TruncatedBMinSep.from_batch_size(
+    scheme = ja.TruncatedBMinSep.from_batch_size(
         dataset_size=600, batch_size=30, iterations=24, min_separation=4, max_batch_size=30
     )
-    strategy = BandedToeplitz.square_root(3)
+    strategy = ja.BandedToeplitz.square_root(3)
     target = dict(epsilon=4.0, delta=1e-2, key=key)
-    plan = calibrate(scheme, strategy, **target, dataset_size=600, noise_multiplier=1.1)
+    plan = ja.calibrate(scheme, strategy, **target, dataset_size=600, noise_multiplier=1.1)
     assert plan.is_sampled and plan.certified
     # Cuts cost something: noise that is enough without them is not enough.
-    assert calibrate(scheme.untruncated, strategy, **target, noise_multiplier=0.7).certified
-    with pytest.raises(NotCertifiedError):
-        calibrate(scheme, strategy, **target, dataset_size=600, noise_multiplier=0.7)
+    assert ja.calibrate(scheme.untruncated, strategy, **target, noise_multiplier=0.7).certified
+    with pytest.raises(ja.NotCertifiedError):
+        ja.calibrate(scheme, strategy, **target, dataset_size=600, noise_multiplier=0.7)
     plan.save(tmp_path / "plan.json")
-    again = Plan.load(tmp_path / "plan.json")
+    again = ja.Plan.load(tmp_path / "plan.json")
     assert again.mechanism == plan.mechanism and again.max_batch_size == 30
     assert "truncated to uniformly random subsets" in again.statement()
     assert plan.expected_batch_size is not None and 25 < plan.expected_batch_size < 30

@@ -13,20 +13,10 @@ from fractions import Fraction
 import numpy as np
 import pytest
 
-from jaxacct import BMinSep, Mechanism
+import jaxacct as ja
 from jaxacct.core.claim import Claim, ClaimedTarget, claim_from_json
 from jaxacct.core.text import noise_multipliers
-from jaxacct.strategies import (
-    STRATEGIES,
-    BandedInverse,
-    BandedToeplitz,
-    BufferedToeplitz,
-    Dense,
-    FiniteToeplitz,
-    Toeplitz,
-    ending,
-    strategy_from_json,
-)
+from jaxacct.strategies import STRATEGIES, ending, strategy_from_json
 from tests.refusals import refused
 
 N = 6
@@ -53,12 +43,12 @@ def buffered_column(decay, weight):
 
 
 GIVEN = {
-    "banded-toeplitz": (BandedToeplitz(COLUMN), first_column(COLUMN)),
-    "finite-toeplitz": (FiniteToeplitz(COLUMN, N), first_column(COLUMN)),
-    "toeplitz": (Toeplitz((3e-9, 1e-9)), first_column((3e-9, 1e-9))),
-    "banded-inverse": (BandedInverse(INVERSE, N), inverse_column(INVERSE)),
-    "buffered-toeplitz": (BufferedToeplitz((0.9,), (0.4,), N), buffered_column(0.9, 0.4)),
-    "dense": (Dense(LOWER), [[Fraction(x) for x in column] for column in LOWER.T]),
+    "banded-toeplitz": (ja.BandedToeplitz(COLUMN), first_column(COLUMN)),
+    "finite-toeplitz": (ja.FiniteToeplitz(COLUMN, N), first_column(COLUMN)),
+    "toeplitz": (ja.Toeplitz((3e-9, 1e-9)), first_column((3e-9, 1e-9))),
+    "banded-inverse": (ja.BandedInverse(INVERSE, N), inverse_column(INVERSE)),
+    "buffered-toeplitz": (ja.BufferedToeplitz((0.9,), (0.4,), N), buffered_column(0.9, 0.4)),
+    "dense": (ja.Dense(LOWER), [[Fraction(x) for x in column] for column in LOWER.T]),
 }
 """Kind of matrix -> the strategy made of numbers of another scale, and the columns of C as given."""
 
@@ -82,7 +72,7 @@ def test_every_kind_of_matrix_is_in_the_table():
 def test_who_trains_with_the_matrix_as_given_has_the_certified_noise():
     for sigma in [0.7, 1.0, 0.123456789012345]:
         for strategy, columns in GIVEN.values():
-            words = noise_multipliers(Mechanism(BMinSep(N, 3, 0.2), strategy, sigma))
+            words = noise_multipliers(ja.Mechanism(ja.BMinSep(N, 3, 0.2), strategy, sigma))
             noise = shown(words)
             assert has_the_certified_noise(noise, columns, sigma)
             # Neither more noise than that, nor the number for C of norm 1, which is too little.
@@ -96,7 +86,7 @@ def test_the_norm_is_stored_and_read_again():
     for strategy, _ in GIVEN.values():
         again = strategy_from_json(json.loads(json.dumps(strategy.to_json())))
         assert again == strategy and again.given_norm == strategy.given_norm != 1
-        mechanism = Mechanism(BMinSep(N, 3, 0.2), strategy, 0.7)
+        mechanism = ja.Mechanism(ja.BMinSep(N, 3, 0.2), strategy, 0.7)
         claim = Claim(mechanism, ClaimedTarget.at(8.0, 1e-5), None, None)
         read = claim_from_json(json.loads(json.dumps(claim.to_json())))
         assert read.mechanism.strategy.given_norm == strategy.given_norm and read.digest == claim.digest
@@ -108,7 +98,7 @@ def test_a_matrix_of_norm_1_is_not_said_to_be_rescaled():
             name = next(field.name for field in dataclasses.fields(strategy))
             scaled = dataclasses.replace(strategy, **{name: getattr(strategy, name)}, given_norm=0.0)
             assert scaled.given_norm == 1 and scaled == strategy
-            assert noise_multipliers(Mechanism(BMinSep(N, 3, 0.2), scaled, 0.7)) == "0.7"
+            assert noise_multipliers(ja.Mechanism(ja.BMinSep(N, 3, 0.2), scaled, 0.7)) == "0.7"
             larger = {name: tuple(3 * np.array(getattr(scaled, name))), "given_norm": 1.0}
             refused("given_norm must be given with a column norm of 1", dataclasses.replace, scaled, **larger)
             refused("given_norm must be a finite", dataclasses.replace, scaled, given_norm=math.nan)
@@ -116,21 +106,21 @@ def test_a_matrix_of_norm_1_is_not_said_to_be_rescaled():
 
 @pytest.mark.parametrize("scale", [5e-324, 1e-300, 1e300])
 def test_a_scale_beyond_what_noise_can_have_is_refused(scale):
-    for make in (BandedToeplitz, Toeplitz, lambda c: FiniteToeplitz(c, N)):
+    for make in (ja.BandedToeplitz, ja.Toeplitz, lambda c: ja.FiniteToeplitz(c, N)):
         refused("column norm from 1e-290 to 1e", make, (scale, scale))
-    refused("column norm from 1e-290 to 1e", lambda: Dense(scale * np.eye(2)))
+    refused("column norm from 1e-290 to 1e", lambda: ja.Dense(scale * np.eye(2)))
 
 
 def test_the_finite_matrix_of_a_given_one_keeps_its_scale():
-    strategy = BandedToeplitz(COLUMN)
-    finite = ending(strategy, BMinSep(N, 3, 0.2))
-    assert type(finite) is FiniteToeplitz and finite.given_norm == strategy.given_norm
+    strategy = ja.BandedToeplitz(COLUMN)
+    finite = ending(strategy, ja.BMinSep(N, 3, 0.2))
+    assert type(finite) is ja.FiniteToeplitz and finite.given_norm == strategy.given_norm
 
 
 def test_what_a_search_scales_has_no_scale():
     schedule = dict(iterations=N, min_separation=3, participations=2)
-    assert BandedToeplitz.optimal(bands=3, **schedule).given_norm == 1
-    assert BandedInverse.optimal(bands=3, **schedule).given_norm == 1
+    assert ja.BandedToeplitz.optimal(bands=3, **schedule).given_norm == 1
+    assert ja.BandedInverse.optimal(bands=3, **schedule).given_norm == 1
 
 
 def test_matrices_at_random():
@@ -139,5 +129,5 @@ def test_matrices_at_random():
     for scale in 10 ** rng.uniform(-200, 200, 300):
         c = tuple((rng.random(rng.integers(1, 9)) + 0.01) * scale)
         sigma = float(rng.uniform(0.1, 10))
-        noise = Fraction(repr(BandedToeplitz(c).noise_as_given(sigma)))
+        noise = Fraction(repr(ja.BandedToeplitz(c).noise_as_given(sigma)))
         assert has_the_certified_noise(noise, first_column(c), sigma)

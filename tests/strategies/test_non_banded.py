@@ -9,26 +9,7 @@ import numpy as np
 import pytest
 from scipy import integrate, stats
 
-from jaxacct import (
-    BallsInBins,
-    BandedInverse,
-    BandedToeplitz,
-    BMinSep,
-    BufferedToeplitz,
-    CyclicPoisson,
-    Dense,
-    Mechanism,
-    MultiAttribution,
-    Plan,
-    Poisson,
-    Toeplitz,
-    calibrate,
-    estimate_delta,
-    prefix_sum_error,
-    privacy_loss,
-    privacy_profile,
-    sample_privacy_loss,
-)
+import jaxacct as ja
 from jaxacct.accountants.analytic import best_accountant
 from jaxacct.likelihood.loss import loss_of_scores
 from jaxacct.proposals.candidates import candidates
@@ -45,30 +26,30 @@ FALSE_ALARM = 1e-6
 
 
 def dense_matrix(strategy, n: int, rows: int | None = None) -> np.ndarray:
-    if isinstance(strategy, Dense):
+    if isinstance(strategy, ja.Dense):
         return strategy.matrix
     return enumeration.strategy_matrix(strategy.array, rows or n, n)
 
 
-def some_dense(n: int, seed: int = 0) -> Dense:
-    return Dense(np.tril(np.random.default_rng(seed).random((n, n))) + np.eye(n))
+def some_dense(n: int, seed: int = 0) -> ja.Dense:
+    return ja.Dense(np.tril(np.random.default_rng(seed).random((n, n))) + np.eye(n))
 
 
-def long_tail(n: int) -> Toeplitz:
-    return Toeplitz(tuple(0.7 ** np.arange(n) + 0.05))
+def long_tail(n: int) -> ja.Toeplitz:
+    return ja.Toeplitz(tuple(0.7 ** np.arange(n) + 0.05))
 
 
 SETTINGS = [
-    (BMinSep(8, 3, 0.3), long_tail(8)),
-    (BMinSep(7, 2, 0.4, False), BandedInverse.bisr(iterations=7, bands=3)),
-    (BMinSep(6, 1, 0.3), BandedInverse.optimal(iterations=6, bands=2)),
-    (Poisson(6, 0.2), Toeplitz((1.0, 0.5, 0.2))),
-    (CyclicPoisson(8, 3, 0.5), some_dense(8)),
-    (BallsInBins(7, 3), BufferedToeplitz((0.8, 0.3), (0.4, 0.2), 7)),
-    (BMinSep(7, 3, 0.3), some_dense(7, 1)),
-    (MultiAttribution(5, 2, 0.3, 2), long_tail(5)),
-    (BMinSep(4, 2, 1.0, False), some_dense(4, 2)),
-    (BMinSep(3, 5, 0.5), long_tail(3)),
+    (ja.BMinSep(8, 3, 0.3), long_tail(8)),
+    (ja.BMinSep(7, 2, 0.4, False), ja.BandedInverse.bisr(iterations=7, bands=3)),
+    (ja.BMinSep(6, 1, 0.3), ja.BandedInverse.optimal(iterations=6, bands=2)),
+    (ja.Poisson(6, 0.2), ja.Toeplitz((1.0, 0.5, 0.2))),
+    (ja.CyclicPoisson(8, 3, 0.5), some_dense(8)),
+    (ja.BallsInBins(7, 3), ja.BufferedToeplitz((0.8, 0.3), (0.4, 0.2), 7)),
+    (ja.BMinSep(7, 3, 0.3), some_dense(7, 1)),
+    (ja.MultiAttribution(5, 2, 0.3, 2), long_tail(5)),
+    (ja.BMinSep(4, 2, 1.0, False), some_dense(4, 2)),
+    (ja.BMinSep(3, 5, 0.5), long_tail(3)),
 ]
 
 
@@ -83,7 +64,7 @@ def test_bounds_against_enumeration(x64):
     for scheme, strategy in SETTINGS:
         for sigma in [0.5, 2.0]:
             n, rng = scheme.iterations, np.random.default_rng(1)
-            mechanism = Mechanism(scheme, strategy, sigma)
+            mechanism = ja.Mechanism(scheme, strategy, sigma)
             matrix = dense_matrix(strategy, n, n + strategy.bands - 1)
             law = enumeration.pattern_distribution(scheme)
             outputs = rng.normal(size=(40, len(matrix))) * (1 + sigma)
@@ -93,20 +74,20 @@ def test_bounds_against_enumeration(x64):
             if scheme.iterations > scheme.min_separation:
                 assert (high - exact).max() > 1e-4  # the cross terms are there
             exact = enumeration.log_mixture(law, dense_matrix(strategy, n), sigma, outputs[:, :n])
-            assert np.all(np.asarray(privacy_loss(mechanism, outputs[:, :n])) >= exact - 1e-9)
+            assert np.all(np.asarray(ja.privacy_loss(mechanism, outputs[:, :n])) >= exact - 1e-9)
 
 
 @pytest.mark.parametrize(
     ("strategy", "direction"),
     [
-        slow(Toeplitz((0.8, 0.6)), "remove"),
-        (Dense(np.array([[1.0, 0.0], [0.9, 0.6]])), "add"),
+        slow(ja.Toeplitz((0.8, 0.6)), "remove"),
+        (ja.Dense(np.array([[1.0, 0.0], [0.9, 0.6]])), "add"),
     ],
 )
 def test_exact_deltas_are_bounded(strategy, direction, key):
     """n = 2, r = 1: the estimate's interval is above the exact delta, by integration; false alarm 1e-6."""
     sigma, epsilon = 0.9, 0.7
-    scheme = BMinSep(2, 1, 0.5)
+    scheme = ja.BMinSep(2, 1, 0.5)
     matrix = dense_matrix(strategy, 2)
     patterns, weights = enumeration.vectors(scheme)
     grid = np.linspace(-8, 11, 701)
@@ -119,33 +100,33 @@ def test_exact_deltas_are_bounded(strategy, direction, key):
     pair = (p, q) if direction == "remove" else (q, p)
     gain = np.maximum(0.0, pair[0] - np.exp(epsilon) * pair[1])
     exact = integrate.trapezoid(integrate.trapezoid(gain, grid), grid)
-    mechanism = Mechanism(scheme, strategy, sigma)
-    found = estimate_delta(mechanism, epsilon, num_samples=60_000, key=key, confidence=1 - FALSE_ALARM)
+    mechanism = ja.Mechanism(scheme, strategy, sigma)
+    found = ja.estimate_delta(mechanism, epsilon, num_samples=60_000, key=key, confidence=1 - FALSE_ALARM)
     assert found.high > exact - 1e-5
     assert found.value < 6 * exact + 0.02  # a bound, not just anything
 
 
-@pytest.mark.parametrize("scheme", [BMinSep(9, 3, 0.3), BMinSep(2, 5, 0.4, False)])
+@pytest.mark.parametrize("scheme", [ja.BMinSep(9, 3, 0.3), ja.BMinSep(2, 5, 0.4, False)])
 def test_banded_is_exact(scheme, x64):
     """With no more bands than the separation the bound is the likelihood ratio, whatever the class."""
-    banded = BandedToeplitz.square_root(2)
+    banded = ja.BandedToeplitz.square_root(2)
     rng = np.random.default_rng(0)
     outputs = rng.normal(size=(6, scheme.iterations))
-    wanted = privacy_loss(Mechanism(scheme, banded, 0.7), outputs)
-    same = Mechanism(scheme, Toeplitz(banded.coefficients), 0.7)
+    wanted = ja.privacy_loss(ja.Mechanism(scheme, banded, 0.7), outputs)
+    same = ja.Mechanism(scheme, ja.Toeplitz(banded.coefficients), 0.7)
     assert not same.is_upper_bound
-    np.testing.assert_array_equal(privacy_loss(same, outputs), wanted)
+    np.testing.assert_array_equal(ja.privacy_loss(same, outputs), wanted)
     full = enumeration.strategy_matrix(banded.coefficients, scheme.iterations, scheme.iterations)
-    dense = Mechanism(scheme, Dense(full), 0.7)
-    np.testing.assert_allclose(privacy_loss(dense, outputs), wanted, rtol=1e-9)
+    dense = ja.Mechanism(scheme, ja.Dense(full), 0.7)
+    np.testing.assert_allclose(ja.privacy_loss(dense, outputs), wanted, rtol=1e-9)
 
 
 def test_slack_vanishes():
     """Exponentially in r where the inverse is banded, by enumeration; only slowly for a long tail."""
-    fast, slow = BandedInverse((1.0, -0.5), 12), long_tail(12)
+    fast, slow = ja.BandedInverse((1.0, -0.5), 12), long_tail(12)
 
     def slack(strategy, r):
-        scheme = BMinSep(12, r, 0.4)
+        scheme = ja.BMinSep(12, r, 0.4)
         matrix = enumeration.strategy_matrix(strategy.array, 12 + strategy.bands - 1, 12)
         outputs = np.random.default_rng(0).normal(size=(200, len(matrix))) * 2
         exact = enumeration.log_ratio(scheme, strategy.array, 1.0, outputs)
@@ -165,51 +146,51 @@ def test_slack_vanishes():
 def test_bisr_and_the_optimum():
     """BISR is the inverse of the square root at full length; the optimum is no worse, and a local minimum."""
     n = 40
-    full = BandedInverse.bisr(iterations=n, bands=n)
+    full = ja.BandedInverse.bisr(iterations=n, bands=n)
     np.testing.assert_allclose(
         full.array[:n] / full.array[0],
-        BandedToeplitz.square_root(n).array / BandedToeplitz.square_root(n).array[0],
+        ja.BandedToeplitz.square_root(n).array / ja.BandedToeplitz.square_root(n).array[0],
     )
     for bands in (2, 4, 9):
         best, start = (
-            make(iterations=n, bands=bands) for make in (BandedInverse.optimal, BandedInverse.bisr)
+            make(iterations=n, bands=bands) for make in (ja.BandedInverse.optimal, ja.BandedInverse.bisr)
         )
-        error = prefix_sum_error(best, iterations=n, noise_multiplier=1.0)
-        assert error < prefix_sum_error(start, iterations=n, noise_multiplier=1.0)
+        error = ja.prefix_sum_error(best, iterations=n, noise_multiplier=1.0)
+        assert error < ja.prefix_sum_error(start, iterations=n, noise_multiplier=1.0)
         for k, change in itertools.product(range(1, bands), (-1e-3, 1e-3)):
             moved = np.array(best.inverse)
             moved[k] = min(0.0, moved[k] + change * moved[0])
-            other = BandedInverse(tuple(moved), n)
-            assert prefix_sum_error(other, iterations=n, noise_multiplier=1.0) > error * (1 - 1e-9)
+            other = ja.BandedInverse(tuple(moved), n)
+            assert ja.prefix_sum_error(other, iterations=n, noise_multiplier=1.0) > error * (1 - 1e-9)
 
 
 def test_the_fallback_covers_overlaps():
     """With the pattern revealed the norm is that of all columns together."""
-    scheme, strategy = BMinSep(9, 3, 1.0, False), long_tail(9)
+    scheme, strategy = ja.BMinSep(9, 3, 1.0, False), long_tail(9)
     matrix = enumeration.strategy_matrix(strategy.array, 17, 9)
     x = np.zeros(9)
     x[::3] = 1
-    cross = float(Mechanism(scheme, strategy, 1.0).cross_terms)
+    cross = float(ja.Mechanism(scheme, strategy, 1.0).cross_terms)
     exact = np.linalg.norm(matrix @ x)
     bound = np.sqrt(3 * (1 + 2 * cross))
     assert exact <= bound < 1.5 * exact
-    mechanisms = (Mechanism(scheme, each, 2.0) for each in (strategy, BandedToeplitz.identity()))
+    mechanisms = (ja.Mechanism(scheme, each, 2.0) for each in (strategy, ja.BandedToeplitz.identity()))
     overlapping, white = (best_accountant(mechanism, 1.0)[1] for mechanism in mechanisms)
     assert overlapping > white
 
 
 def test_certified_and_stored(tmp_path, capsys):
     """Calibrated, said to be an upper bound, and read back."""
-    scheme = BMinSep.from_batch_size(dataset_size=3000, batch_size=50, iterations=60, min_separation=12)
-    strategy = BandedInverse.bisr(iterations=60, bands=3)
+    scheme = ja.BMinSep.from_batch_size(dataset_size=3000, batch_size=50, iterations=60, min_separation=12)
+    strategy = ja.BandedInverse.bisr(iterations=60, bands=3)
     key = jax.random.key(5)
-    plan = calibrate(
+    plan = ja.calibrate(
         scheme, strategy, epsilon=2.0, delta=1e-3, dataset_size=3000, noise_multiplier=0.8, key=key
     )
     assert plan.certified and plan.is_sampled and "upper bound" in plan.statement()
     assert plan.verdict.remove.proposal == "replicas:2"
     plan.save(tmp_path / "plan.json")
-    again = Plan.load(tmp_path / "plan.json")
+    again = ja.Plan.load(tmp_path / "plan.json")
     assert again.mechanism == plan.mechanism
     assert exit_code("show", tmp_path / "plan.json") == 0 and "upper bound" in capsys.readouterr().out
     names = {
@@ -217,31 +198,31 @@ def test_certified_and_stored(tmp_path, capsys):
         for direction in ("remove", "add")
     }
     assert {"plain", "replicas:2"} <= names["remove"]
-    small = Mechanism(BMinSep(8, 3, 0.3), long_tail(8), 2.0)
-    profile = privacy_profile(small, [0.1, 0.2], num_samples=4000, key=jax.random.key(2))
+    small = ja.Mechanism(ja.BMinSep(8, 3, 0.3), long_tail(8), 2.0)
+    profile = ja.privacy_profile(small, [0.1, 0.2], num_samples=4000, key=jax.random.key(2))
     assert not profile.lower.any() and np.all(profile.upper > 0)
     for kind in (long_tail(60), some_dense(60)):
-        other = forged(plan, mechanism=Mechanism(scheme, kind, 3.0))
+        other = forged(plan, mechanism=ja.Mechanism(scheme, kind, 3.0))
         stored = as_json(other)["claim"]["strategy"]
         assert strategy_from_json(stored) == kind
 
 
 def test_bad_input():
     for make, message in [
-        (lambda: BandedInverse((1.0, 0.5), 8), "without negative entries"),
-        (lambda: Dense(np.array([[1.0, 0.0], [-0.1, 1.0]])), "finite entries of at least 0"),
-        (lambda: Dense(np.ones((3, 3))), "lower triangular"),
-        (lambda: Dense(np.ones((3, 2))), "must be square"),
+        (lambda: ja.BandedInverse((1.0, 0.5), 8), "without negative entries"),
+        (lambda: ja.Dense(np.array([[1.0, 0.0], [-0.1, 1.0]])), "finite entries of at least 0"),
+        (lambda: ja.Dense(np.ones((3, 3))), "lower triangular"),
+        (lambda: ja.Dense(np.ones((3, 2))), "must be square"),
         (lambda: noise.init(some_dense(3), {"a": jnp.zeros(2)}, np.zeros(8, np.uint32)), "must be Toeplitz"),
     ]:
         with pytest.raises(ValueError, match=message):
             make()
-    small = Mechanism(BMinSep(2, 1, 0.5), Dense(np.array([[1.0, 0.0], [0.9, 0.6]])), 1.0)
-    assert sample_privacy_loss(jax.random.key(0), small, 5).shape == (5,)
+    small = ja.Mechanism(ja.BMinSep(2, 1, 0.5), ja.Dense(np.array([[1.0, 0.0], [0.9, 0.6]])), 1.0)
+    assert ja.sample_privacy_loss(jax.random.key(0), small, 5).shape == (5,)
 
 
 @pytest.mark.parametrize(
-    "strategy", [BandedInverse.bisr(iterations=20, bands=4), Toeplitz(tuple(0.6 ** np.arange(20)))]
+    "strategy", [ja.BandedInverse.bisr(iterations=20, bands=4), ja.Toeplitz(tuple(0.6 ** np.arange(20)))]
 )
 def test_streamed_noise_is_the_inverse_times_white_noise(strategy):
     params = {"a": jnp.zeros(3), "b": jnp.zeros((2, 2))}
