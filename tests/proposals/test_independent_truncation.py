@@ -130,7 +130,7 @@ def test_the_chance_of_truncation_is_the_largest_that_the_past_allows():
     assert set(truncation.chances) == {truncation.chances[0]}
     assert stats.binom.sf(79, most, p) <= truncation.chances[0] < stats.binom.sf(79, most + 1, p)
     # A tenth more than the batches that are truncated.
-    assert stats.binom.sf(79, 51_199, scheme.participation_rate) < truncation.chances[0] < 0.57
+    assert stats.binom.sf(79, 51_199, scheme.untruncated.participation_rate) < truncation.chances[0] < 0.57
     # From a cold start everyone is eligible at first.
     cold = IndependentTruncation.of(
         dataclasses.replace(scheme.untruncated, warm_start=False), 120, 51_200
