@@ -10,7 +10,6 @@ import scipy
 
 from jaxacct.accountants.tradeoff.curves.gaussian import gdp_delta
 from tests.benchmarks import shuffled_bounds as shuffled
-from tests.benchmarks.shuffling import compare_epsilons
 from tests.refusals import refused
 
 
@@ -24,7 +23,7 @@ from tests.refusals import refused
 )
 def test_epsilons_of_three_samplers(steps, sigma, expected):
     """Of a computation that shares no code with this one; the order of the three always holds."""
-    found = compare_epsilons(steps, 1, sigma, 1e-5)
+    found = shuffled.compare_epsilons(steps, 1, sigma, 1e-5)
     values = found.unamplified, found.shuffled_at_least, found.redrawn_at_most
     assert values == pytest.approx(expected, abs=6e-3)
     assert found.redrawn_at_most < found.shuffled_at_least <= found.unamplified
@@ -48,9 +47,9 @@ def test_the_lower_bound_is_below_quadrature():
 def test_noise_and_epsilons_agree():
     noise = shuffled.compare_noise_multipliers(200, 1, 4.0, 1e-5)
     assert noise.redrawn_at_most < noise.shuffled_at_least < noise.unamplified
-    at_least = compare_epsilons(200, 1, noise.shuffled_at_least, 1e-5)
+    at_least = shuffled.compare_epsilons(200, 1, noise.shuffled_at_least, 1e-5)
     assert at_least.shuffled_at_least == pytest.approx(4.0, rel=2e-3)
-    at_most = compare_epsilons(200, 1, noise.redrawn_at_most, 1e-5)
+    at_most = shuffled.compare_epsilons(200, 1, noise.redrawn_at_most, 1e-5)
     assert at_most.redrawn_at_most <= 4.0 * (1 + 1e-3)
 
 

@@ -17,17 +17,19 @@ from tests import calibrating
 from tests.commands import exit_code
 from train import load_model
 
-PROBLEM = {
-    "--scheme": "b-min-sep",
-    "--iterations": "60",
-    "--dataset-size": "3000",
-    "--batch-size": "50",
-    "--bands": "6",
-    "--strategy": "square-root",
-}
-CALIBRATE = {**PROBLEM, "--epsilon": "2", "--delta": "1e-2"}
-ESTIMATE = {**PROBLEM, "--epsilon": "2", "--noise-multiplier": "1"}
-PROBABILITY = {"--iterations": "60", "--strategy": "square-root"}
+
+def options_of(words: str) -> dict[str, str]:
+    """The options of a command line, each with a value."""
+    pairs = words.split()
+    return dict(zip(pairs[::2], pairs[1::2], strict=True))
+
+
+RUN = "--dataset-size 3000 --batch-size 50 --iterations 60"
+TARGET = "--epsilon 2 --delta 1e-2"
+BOTH = f"{RUN} {TARGET}"
+PROBLEM = f"{RUN} --scheme b-min-sep --bands 6 --strategy square-root"
+CALIBRATE, ESTIMATE = f"{PROBLEM} {TARGET}", f"{PROBLEM} --epsilon 2 --noise-multiplier 1"
+POISSON = f"--iterations 60 --strategy square-root --scheme poisson {TARGET}"
 
 NO_INTEGER = ("0", "-3", "1.5", "x", "nan", "", "1e-3", "15e-1", "1k5", "1" + 25 * "0")
 NOT_POSITIVE = ("0", "-1", "nan", "inf", "x", "")
@@ -35,61 +37,41 @@ NOT_POSITIVE = ("0", "-1", "nan", "inf", "x", "")
 SOME_INTEGERS, SOME_NUMBERS, SOME_SIGMAS = ("0", "1.5", "x"), ("0", "nan", "inf"), ("-1", "nan", "1e-300")
 NO_PROBABILITY = ("0", "1", "-0.1", "2", "nan", "inf", "x")
 BAD_SIGMA = (*NOT_POSITIVE, "1e300", "1e-300")
+OF_CALIBRATE = {
+    "--iterations": NO_INTEGER,
+    "--dataset-size": (*SOME_INTEGERS, "100000000000000000000", "40"),
+    "--bands": (*SOME_INTEGERS, "61"),
+    "--min-separation": (*SOME_INTEGERS, "5", "61"),
+    "--batch-size": (*SOME_NUMBERS, "3001", "1e300"),
+    "--epsilon": (*NOT_POSITIVE, "1e300", "10001"),
+    "--delta": (*NO_PROBABILITY, "1e-400"),
+    "--noise-multiplier": BAD_SIGMA,
+    "--max-samples": SOME_INTEGERS,
+    "--max-batch-size": SOME_INTEGERS,
+    "--rule": ("sometimes", ""),
+    "--scheme": ("poison", ""),
+    "--strategy": ("optimall", "/no/such/file", ".", ""),
+    "--out": ("/no/such/folder/plan.json", ".", "/proc/plan.json", 300 * "x"),
+    "--truncate-to": ("50",),
+    "--examples-per-user": ("2",),
+}
+OF_ESTIMATE = {
+    "--iterations": SOME_INTEGERS,
+    "--epsilon": ("-1", "nan", "inf", "x"),
+    "--delta": ("1e-2",),  # and epsilon
+    "--noise-multiplier": SOME_SIGMAS,
+    "--samples": SOME_INTEGERS,
+    "--confidence": NO_PROBABILITY,
+    "--batch-size": SOME_NUMBERS,
+}
+# A command, the options that it has, and values of others or of one of these that it is refused for.
 BAD_VALUES = [
-    (command, base, flag, values)
-    for command, base, flags in (
-        (
-            "calibrate",
-            CALIBRATE,
-            {
-                "--iterations": NO_INTEGER,
-                "--dataset-size": (*SOME_INTEGERS, "100000000000000000000", "40"),
-                "--bands": (*SOME_INTEGERS, "61"),
-                "--min-separation": (*SOME_INTEGERS, "5", "61"),
-                "--batch-size": (*SOME_NUMBERS, "3001", "1e300"),
-                "--epsilon": (*NOT_POSITIVE, "1e300", "10001"),
-                "--delta": (*NO_PROBABILITY, "1e-400"),
-                "--noise-multiplier": BAD_SIGMA,
-                "--max-samples": SOME_INTEGERS,
-                "--max-batch-size": SOME_INTEGERS,
-                "--rule": ("sometimes", ""),
-                "--scheme": ("poison", ""),
-                "--strategy": ("optimall", "/no/such/file", ".", ""),
-                "--out": ("/no/such/folder/plan.json", ".", "/proc/plan.json", 300 * "x"),
-                "--truncate-to": ("50",),
-                "--examples-per-user": ("2",),
-            },
-        ),
-        (
-            "estimate",
-            ESTIMATE,
-            {
-                "--iterations": SOME_INTEGERS,
-                "--epsilon": ("-1", "nan", "inf", "x"),
-                "--delta": ("1e-2",),  # and epsilon
-                "--noise-multiplier": SOME_SIGMAS,
-                "--samples": SOME_INTEGERS,
-                "--confidence": NO_PROBABILITY,
-                "--batch-size": SOME_NUMBERS,
-            },
-        ),
-        (
-            "estimate",
-            {k: v for k, v in ESTIMATE.items() if k != "--epsilon"} | {"--delta": "1e-3"},
-            {"--delta": NO_PROBABILITY},
-        ),
-        (
-            "calibrate",
-            {**PROBABILITY, "--scheme": "poisson", "--epsilon": "2", "--delta": "1e-2"},
-            {"--sampling-probability": ("0", "-0.1", "1.5", "nan", "inf", "x", "1e-300")},
-        ),
-    )
-    for flag, values in flags.items()
+    ("calibrate", CALIBRATE, OF_CALIBRATE),
+    ("estimate", ESTIMATE, OF_ESTIMATE),
+    ("estimate", f"{PROBLEM} --noise-multiplier 1", {"--delta": NO_PROBABILITY}),
+    ("calibrate", POISSON, {"--sampling-probability": ("0", "-0.1", "1.5", "nan", "inf", "x", "1e-300")}),
 ]
 
-RUN = "--dataset-size 3000 --batch-size 50 --iterations 60"
-TARGET = "--epsilon 2 --delta 1e-2"
-BOTH = f"{RUN} {TARGET}"
 STEPS = f"--iterations 60 {TARGET}"
 RATE = f"{STEPS} --sampling-probability 0.1"
 BINS = f"{BOTH} --scheme balls-in-bins"
@@ -245,12 +227,13 @@ def refused(arguments, folder, capsys):
 
 
 def test_a_bad_value_is_named(folder, capsys):
-    for command, base, flag, values in BAD_VALUES:
+    cases = [(command, base, *case) for command, base, flags in BAD_VALUES for case in flags.items()]
+    for command, base, flag, values in cases:
         names = {flag, flag[2:].replace("-", "_")}
         if flag in ("--bands", "--dataset-size", "--batch-size", "--min-separation"):
             names |= {"batch_size", "bands"}  # they are refused together
         for value in values:
-            arguments = [word for pair in (base | {flag: value}).items() for word in pair]
+            arguments = [word for pair in (options_of(base) | {flag: value}).items() for word in pair]
             line = refused([command, *arguments], folder, capsys)
             assert any(name in line for name in names), (value, line)
 

@@ -86,13 +86,11 @@ def cover_profile(runs, num_samples, confidence):
     return misses
 
 
-def test_the_profile_is_covered():
-    assert cover_profile(10, 512, 0.9) <= few(10, 0.1)
-
-
-@pytest.mark.slow
-def test_the_profile_is_covered_in_300_runs():
-    assert cover_profile(300, 2048, 0.95) <= few(300, 0.05)
+@pytest.mark.parametrize(
+    ("runs", "draws", "confidence"), [(10, 512, 0.9), pytest.param(300, 2048, 0.95, marks=pytest.mark.slow)]
+)
+def test_the_profile_is_covered(runs, draws, confidence):
+    assert cover_profile(runs, draws, confidence) <= few(runs, 1 - confidence)
 
 
 def test_epsilon_falls_as_delta_grows(key):

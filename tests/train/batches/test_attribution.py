@@ -239,24 +239,19 @@ NAMES = {
 }
 
 
-@pytest.mark.parametrize("name", NAMES)
-def test_users_who_would_count_twice_are_refused_with_their_line(name, tmp_path):
-    users, message = NAMES[name]
-    path = tmp_path / "edges.csv"
-    path.write_text("user,row\n" + "".join(f'"{user}",{row}\n' for row, user in enumerate(users)))
-    refused(f"must name every user in one way, {message}", attribution.read_edges, path)
-    refused(r"users must each have one name, edge [012] has", from_edges, users, [0, 1, 2], dataset_size=3)
-
-
-@pytest.mark.parametrize("missing", ["", "nan", "NULL"])
-def test_a_missing_user_among_numbers_is_refused_with_its_row(missing, tmp_path):
-    """As pandas writes a column of numbers of which one is missing."""
-    path = tmp_path / "edges.csv"
-    path.write_text(f"user,row\n1.0,0\n{missing},1\n2.0,2\n")
-    refused("must have a user in every row, row 1 has none", attribution.read_edges, path)
-    path.write_text(f"user,row\n1,0\n2,1\n2,{missing}\n")
-    refused("must have a row in every row, row 2 has none", attribution.read_edges, path)
-    refused("edge 1 has 'nan': drop it", from_edges, [1.0, float("nan"), 2.0], [0, 1, 2], dataset_size=3)
+def test_users_who_would_count_twice_are_refused_with_their_line(tmp_path):
+    """And those that are missing, as pandas writes a column of numbers of which one is."""
+    path, places = tmp_path / "edges.csv", [0, 1, 2]
+    for users, message in NAMES.values():
+        path.write_text("user,row\n" + "".join(f'"{user}",{row}\n' for row, user in enumerate(users)))
+        refused(f"must name every user in one way, {message}", attribution.read_edges, path)
+        refused(r"users must each have one name, edge [012] has", from_edges, users, places, dataset_size=3)
+    for missing in ("", "nan", "NULL"):
+        path.write_text(f"user,row\n1.0,0\n{missing},1\n2.0,2\n")
+        refused("must have a user in every row, row 1 has none", attribution.read_edges, path)
+        path.write_text(f"user,row\n1,0\n2,1\n2,{missing}\n")
+        refused("must have a row in every row, row 2 has none", attribution.read_edges, path)
+    refused("edge 1 has 'nan': drop it", from_edges, [1.0, float("nan"), 2.0], places, dataset_size=3)
 
 
 def test_bad_input(tmp_path, capsys):
