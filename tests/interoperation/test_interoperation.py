@@ -13,7 +13,7 @@ from scipy.stats import norm
 
 import jaxacct
 from jaxacct import BallsInBins, BandedToeplitz, BMinSep, CyclicPoisson, Mechanism, Poisson, TruncatedBMinSep
-from jaxacct.accountants.composition import composed_delta
+from jaxacct.accountants.composition import composed_delta, curve_of_pld
 from jaxacct.estimates.profile import Profile
 from jaxacct.interoperation import (
     batch_selection,
@@ -330,22 +330,37 @@ def test_only_what_is_of_one_adjacency_composes():
     assert drawn.adjacency == "replace-one"
 
 
-def test_a_distribution_of_dp_accounting_composes():
-    """The bound is that of the same events; another discretization is refused."""
+INTERVAL_NAME = "value_discretization_interval"
+
+
+@pytest.mark.parametrize("interval", [INTERVAL, None])
+def test_a_distribution_of_dp_accounting_composes(interval):
+    """The bound is that of the same events; a discretization other than ours or its default is refused."""
     own = exported()
     given = privacy_loss_distribution.from_gaussian_mechanism(
-        2.0, neighboring_relation=ZERO_OUT, value_discretization_interval=INTERVAL
+        2.0, neighboring_relation=ZERO_OUT, **{} if interval is None else {INTERVAL_NAME: interval}
     )
     found = own.compose(given)
+    assert found.interval == INTERVAL
     for epsilon in (0.5, 1.5):
         exact = (
             composed_delta(own.steps, epsilon, dp_accounting.GaussianDpEvent(2.0)) + own.failure_probability
         )
         assert exact * (1 - 1e-6) <= found.delta(epsilon) <= 1.001 * exact
         assert found.pld.get_delta_for_epsilon(epsilon) >= exact * (1 - 1e-3) - own.failure_probability
-    for interval in (1e-4, 5e-4):
-        odd = privacy_loss_distribution.from_gaussian_mechanism(2.0, value_discretization_interval=interval)
-        refused(r"value_discretization_interval must be 0\.001 to be composed", own.compose, odd)
+    odd = privacy_loss_distribution.from_gaussian_mechanism(2.0, value_discretization_interval=5e-4)
+    refused(r"value_discretization_interval must be 0\.001 or 0\.0001 to be composed", own.compose, odd)
+
+
+@pytest.mark.parametrize("grid", [1e-4, 1e-3, 7e-4, 3e-5])
+def test_a_curve_on_another_grid_is_above_the_divergence(grid):
+    given = privacy_loss_distribution.from_gaussian_mechanism(1.5, neighboring_relation=ZERO_OUT)
+    curve = curve_of_pld(given, 1e-4, grid)
+    np.testing.assert_allclose(curve.losses / grid, np.round(curve.losses / grid), atol=1e-6)
+    losses = np.linspace(-2.0, 4.0, 301)
+    exact = gaussian_delta(losses, 1.5)
+    assert np.all(curve.at(losses).deltas >= exact)
+    np.testing.assert_allclose(curve.at(losses).deltas, exact, rtol=2e-3, atol=1e-9)
 
 
 def test_the_default_config_of_jax_privacy_is_taken():
