@@ -25,7 +25,6 @@ from jaxacct.strategies import (
     FiniteToeplitz,
     Toeplitz,
     ending,
-    strategy_from_json,
 )
 from tests.refusals import refused
 
@@ -96,12 +95,15 @@ def test_who_trains_with_the_matrix_as_given_has_the_certified_noise():
 def test_the_norm_is_stored_and_read_again():
     for kind in GIVEN:
         strategy, _ = GIVEN[kind]
-        again = strategy_from_json(json.loads(json.dumps(strategy.to_json())))
+        again = STRATEGIES[kind].from_json(json.loads(json.dumps(strategy.to_json())))
         assert again == strategy and again.given_norm == strategy.given_norm != 1
         mechanism = Mechanism(BMinSep(N, 3, 0.2), strategy, 0.7)
         claim = Claim(mechanism, ClaimedTarget.at(8.0, 1e-5), None, None)
-        read = claim_from_json(json.loads(json.dumps(claim.to_json())))
+        stored = json.loads(json.dumps(claim.to_json()))
+        read = claim_from_json(stored)
         assert read.mechanism.strategy.given_norm == strategy.given_norm and read.digest == claim.digest
+        stored["strategy"]["kind"] = "unheard-of"
+        refused("strategy kind must be one of", claim_from_json, stored)
 
 
 def test_a_matrix_of_norm_1_is_not_said_to_be_rescaled():
