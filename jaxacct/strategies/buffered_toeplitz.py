@@ -141,7 +141,7 @@ def _column(decays: np.ndarray, weights: np.ndarray, n: int) -> np.ndarray:
 
 
 def _powers(decays: np.ndarray, n: int, block: int = 1) -> np.ndarray:
-    """Return `decays^(t-1)` for t = 1 .. n - 1, (n - 1, buffers); a block of 1024 is 20 times as fast as 1."""
+    """Return `decays^(t-1)` for t = 1 .. n - 1, (n - 1, buffers); blocks of 1024 are 20 times as fast."""
     starts, within = decays ** np.arange(0, n - 1, block)[:, None], decays ** np.arange(block)[:, None]
     return (starts[:, None] * within).reshape(-1, decays.size)[: n - 1]
 
