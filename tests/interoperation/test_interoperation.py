@@ -8,6 +8,7 @@ import dp_accounting
 import jax
 import numpy as np
 import pytest
+import scipy
 from dp_accounting.pld import privacy_loss_distribution
 from scipy.stats import norm
 
@@ -266,7 +267,8 @@ def test_distributions_that_are_not_here_are_refused():
 
     for selection, line in (
         (theirs.FixedBatchSampling(3, 4), "FixedBatchSampling"),
-        (theirs.CyclicPoissonSampling(0.1, 4, truncated_batch_size=3), "must not truncate"),
+        (theirs.CyclicPoissonSampling(0.1, 4, 3, cycle_length=2), "must not truncate"),
+        (theirs.CyclicPoissonSampling(0.1, 4, 30), "dataset_size must be given"),
         (theirs.BMinSepSampling(0.1, 4, 2, truncated_batch_size=30), "dataset_size must be given"),
         (theirs.BMinSepSampling(0.0, 4, 2), "sampling_probability"),
         ("poisson", "got str"),
@@ -274,6 +276,20 @@ def test_distributions_that_are_not_here_are_refused():
         refused(line, scheme_of, selection)
     for scheme in (jaxacct.MultiAttribution(6, 2, 0.1, 2), "b-min-sep"):
         refused("scheme must be one of", batch_selection, scheme)
+
+
+def test_truncated_poisson_batches_are_those_of_a_separation_of_1():
+    from jax_privacy.batch_selection import CyclicPoissonSampling
+
+    selection = CyclicPoissonSampling(0.25, 3000, truncated_batch_size=4)
+    scheme = scheme_of(selection, 12)
+    assert scheme == TruncatedBMinSep(3000, 1, 0.25, max_batch_size=4, dataset_size=12)
+    others = batch_selection(scheme)
+    sizes = [
+        np.bincount([batch.size for batch in one.batch_iterator(12, rng=5)], minlength=5)
+        for one in (selection, others)
+    ]
+    assert scipy.stats.chi2_contingency(sizes).pvalue > 1e-6
 
 
 def test_coefficients():
