@@ -45,23 +45,24 @@ def dice_mu(
 
     Source: derived in proofs/dice.md; arXiv 2311.14632, algorithms 2 and 3.
     """
-    steps = _validate.positive_integer("iterations", iterations)
-    share = _gradient_share(clip_norm, batch_size, adjacency)
-    c2 = _validate.scale("error_clip_norm", error_clip_norm)
-    sigma = _validate.scale("noise_std", noise_std)
+    steps, share, fed_back, sigma = _numbers(
+        iterations, clip_norm, error_clip_norm, batch_size, noise_std, adjacency
+    )
     first = 1 if reset_every is None else -(-steps // _validate.positive_integer("reset_every", reset_every))
     later, most = steps - first, steps
     if participations is not None:
         most = min(steps, _validate.positive_integer("participations", participations))
-    both = 2 * min(most - 1, later) * (2 * c2 * share)
-    return math.sqrt(most * share**2 + later * (2 * c2) ** 2 + both) / sigma
+    both = 2 * min(most - 1, later) * (fed_back * share)
+    return math.sqrt(most * share**2 + later * fed_back**2 + both) / sigma
 
 
-def _gradient_share(clip_norm, batch_size, adjacency: str) -> float:
-    """Return the largest change of the mean of clipped gradients by one example."""
-    c1 = _validate.scale("clip_norm", clip_norm)
-    size = _validate.positive_integer("batch_size", batch_size)
-    return ADJACENCIES[_validate.one_of("adjacency", adjacency, tuple(ADJACENCIES))] * c1 / size
+def _numbers(iterations, clip_norm, error_clip_norm, batch_size, noise_std, adjacency: str = "add-remove"):
+    """Return (T, largest change of the mean of clipped gradients and of the fed-back error, sigma_1)."""
+    steps = _validate.positive_integer("iterations", iterations)
+    c1, size = _validate.scale("clip_norm", clip_norm), _validate.positive_integer("batch_size", batch_size)
+    share = ADJACENCIES[_validate.one_of("adjacency", adjacency, tuple(ADJACENCIES))] * c1 / size
+    fed_back = 2 * _validate.scale("error_clip_norm", error_clip_norm)
+    return steps, share, fed_back, _validate.scale("noise_std", noise_std)
 
 
 def dice_epsilon(delta: float, **problem) -> float:
@@ -99,17 +100,14 @@ def dice_rdp_subsampled(
     orders = np.atleast_1d(np.asarray(order, np.float64))
     if not np.all((orders > 1) & np.isfinite(orders)):
         raise ValueError(f"order must be a finite number above 1, got {order!r}")
-    steps = _validate.positive_integer("iterations", iterations)
-    share = _gradient_share(clip_norm, batch_size, "add-remove")
-    c2 = _validate.scale("error_clip_norm", error_clip_norm)
-    sigma = _validate.scale("noise_std", noise_std)
+    steps, share, most, sigma = _numbers(iterations, clip_norm, error_clip_norm, batch_size, noise_std)
     p = _validate.probability("sampling_probability", sampling_probability)
     residual_bound = float(arrays.nonnegative("residual_bound", residual_bound))
     counts = np.arange(steps + 1)
     with np.errstate(invalid="ignore"):
         jumps = np.where(counts == 0, 0.0, counts * (residual_bound / batch_size))
-    fed_back = np.minimum(2 * c2, jumps)
-    fed_back = fed_back[: 1 + np.searchsorted(fed_back, 2 * c2)]  # the last number stands for all later ones
+    fed_back = np.minimum(most, jumps)
+    fed_back = fed_back[: 1 + np.searchsorted(fed_back, most)]  # the last number stands for all later ones
     weight = (orders * (orders - 1) / (2 * sigma**2))[:, None]
     with np.errstate(divide="ignore"):
         log_p, log_q = math.log(p), float(np.log1p(-p))
@@ -148,10 +146,7 @@ def dice_log_moment(
     Source: proofs/dice.md, section 2, theorem 1.
     """
     a = _validate.positive_integer("order", order, minimum=2)
-    steps = _validate.positive_integer("iterations", iterations)
-    c = _gradient_share(clip_norm, batch_size, "add-remove")
-    f = 2 * _validate.scale("error_clip_norm", error_clip_norm)
-    sigma = _validate.scale("noise_std", noise_std)
+    steps, c, f, sigma = _numbers(iterations, clip_norm, error_clip_norm, batch_size, noise_std)
     p = _validate.probability("sampling_probability", sampling_probability)
     run = steps if reset_every is None else min(steps, _validate.positive_integer("reset_every", reset_every))
     step, largest = np.full((a + 1, a + 1), -np.inf), 0.0
