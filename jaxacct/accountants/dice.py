@@ -158,7 +158,7 @@ def dice_log_moment(
         terms = [*coins, special.xlog1py(a - both, -p), *(part / (2 * sigma**2) for part in squares)]
         step[j, j:] = special.logsumexp(sum(terms[:-1]) - terms[-1], axis=0)
         sizes = sum(np.where(np.isfinite(part), np.abs(part), 0.0) for part in terms)
-        largest = max(largest, float(sizes.max()) + 6 * special.gammaln(a + 2))
+        largest = max(largest, float(np.max(sizes)) + 6 * special.gammaln(a + 2))
     found = steps // run * _log_of_power(step, run) + _log_of_power(step, steps % run)
     # Each of 2 (log2(steps) + 1) products has about 2 a roundings of logs, none larger than `steps` of these.
     return found + 8 * (a + 4) * (math.log2(steps) + 2) * 2.0**-53 * steps * largest
@@ -206,7 +206,7 @@ def dice_delta_subsampled(
     for order in _WHOLE_ORDERS:
         orders.append(order)
         moments.append(dice_log_moment(order, reset_every=reset_every, **problem))
-        between = np.linspace(*orders[-2:], 17)[1:]
+        between = np.linspace(orders[-2], order, 17)[1:]
         found = _log_delta(epsilon, between, np.interp(between, orders[-2:], moments[-2:]))
         if found > hidden:  # larger orders have larger ones: this is convex in the order
             break

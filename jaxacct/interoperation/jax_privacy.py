@@ -68,8 +68,9 @@ def scheme_of(selection: Any, dataset_size: int | None = None) -> Scheme:
     known = sorted(sampler for sampler in {*_SAMPLERS.values()} if hasattr(module, sampler))
     if name not in known or type(selection) is not getattr(module, name):
         raise ValueError(f"selection must be one of {', '.join(known)}, got {name}")
-    n, p = selection.iterations, getattr(selection, "sampling_prob", None)
-    cap, cycle = getattr(selection, "truncated_batch_size", None), getattr(selection, "cycle_length", 1)
+    p: Any = getattr(selection, "sampling_prob", None)
+    cap: Any = getattr(selection, "truncated_batch_size", None)
+    n, cycle = selection.iterations, getattr(selection, "cycle_length", 1)
     separation, warm = getattr(selection, "min_sep", 1), getattr(selection, "warm_start", True)
     match name:
         case "CyclicPoissonSampling":

@@ -1,7 +1,7 @@
 """Test suites of peers, as installed, on our accountants: an adapter for each interface, none of their code.
 
-dp-accounting installs its tests. Those of jax-privacy are in no wheel: `test_jax_privacy_suites.py` states what
-they assert.
+dp-accounting installs its tests. Those of jax-privacy are in no wheel: `test_jax_privacy_suites.py` states
+what they assert.
 """
 
 import re
