@@ -243,26 +243,27 @@ def _by_dp_accounting(event, count: int) -> list:
     return [((curve, curve), count)]
 
 
-def curve_of_pld(pld, interval: float) -> ChordCurve:
+def curve_of_pld(pld, interval: float, grid: float | None = None) -> ChordCurve:
     """Return an upper bound on both directions of a dp-accounting distribution, with rounding of its sums.
 
     Args:
       pld: `dp_accounting.pld.privacy_loss_distribution.PrivacyLossDistribution`, pessimistic;
         rounding inside its own composition is not covered.
       interval: its `value_discretization_interval`.
+      grid: all losses of the curve are multiples of this, `interval` by default.
     """
+    grid = interval if grid is None else grid
     end = 1.0
     while end < _MAX_LOSS and not pld.get_delta_for_epsilon(end) <= pld.get_delta_for_epsilon(2 * end):
         end *= 2
-    thin = math.ceil(2 * end / interval / _MAX_PLD_POINTS)
-    losses = (
-        interval * thin * np.arange(-math.ceil(end / interval / thin), math.ceil(end / interval / thin) + 1)
-    )
+    thin = math.ceil(2 * end / grid / _MAX_PLD_POINTS)
+    points, masses = math.ceil(end / grid / thin), max(1.0, thin * (grid / interval))
+    losses = grid * thin * np.arange(-points, points + 1)
     deltas = np.clip(np.asarray(pld.get_delta_for_epsilon(losses.tolist()), np.float64), 0.0, 1.0)
     # Masses are second differences of deltas over the interval, and deltas again their sums.
-    tails = np.cumsum(deltas[::-1])[::-1] * thin
-    before = np.append(1.0, deltas[:-1]) / -np.expm1(-interval * thin)
-    error = 16 * UNIT / interval * tails + 4 * losses.size * thin * UNIT * np.minimum(1.0, before)
+    tails = np.cumsum(deltas[::-1])[::-1] * masses
+    before = np.append(1.0, deltas[:-1]) / -np.expm1(-grid * thin)
+    error = 16 * UNIT / interval * tails + 4 * losses.size * masses * UNIT * np.minimum(1.0, before)
     return ChordCurve.below(losses, np.minimum.accumulate(np.minimum(1.0, deltas + error)))
 
 

@@ -22,9 +22,9 @@ class DicePlan(StoredPlan):
 
     In the neighbouring data set one example's gradients are zero. The bound for shuffled batches holds for
     any batches, which may be public, that have an example once in an epoch of N // B steps. The bound for
-    Poisson batches is the smaller of that of an example in every batch and of partial amplification: outputs
-    before an example's first participation do not depend on it. It helps where T B / N is small, and requires
-    that the batches stay hidden.
+    Poisson batches is the smaller of that of an example in every batch and of amplification: outputs before
+    an example's first participation do not depend on it, and later its clipped gradients are hidden, but not
+    what is fed back. It requires that the batches stay hidden.
 
     Attributes:
       dataset_size: N.
@@ -130,13 +130,8 @@ class DicePlan(StoredPlan):
         bound, reserve = float(gdp_delta(self.epsilon, self.mu)), self.overflow
         if reserve is None:
             return bound <= self.delta
-        steps = self._steps
-        if steps.pop("reset_every") is None:
-            p = self.batch_size / self.dataset_size
-            amplified = dice_delta_subsampled(
-                self.epsilon, noise_std=self.noise_std, sampling_probability=p, **steps
-            )
-            bound = min(bound, amplified)
+        at = dict(noise_std=self.noise_std, sampling_probability=self.batch_size / self.dataset_size)
+        bound = min(bound, dice_delta_subsampled(self.epsilon, **at, **self._steps))
         return bound + reserve.delta <= self.delta
 
     def statement(self) -> str:

@@ -91,8 +91,8 @@ class Problem:
         "bisr" and "optimal-inverse" are Toeplitz with an inverse of --bands bands, "buffered" (BLT) is one
         whose noise takes at most --bands running sums; for these the noise multiplier is an upper bound.
       workload: Error that an optimized matrix minimizes and candidates are ranked by: prefix-sum by default,
-        or momentum:0.9, weight-decay:1e-4, learning-rate:0.1, cosine or linear, warmup:100, with commas
-        between.
+        or momentum:0.9, weight-decay:1e-4, learning-rate:0.1, cosine or linear, warmup:100, last-iterate
+        (its error, not the mean of all), with commas between.
     """
 
     iterations: Annotated[Integer, OfRun]

@@ -68,11 +68,13 @@ def scheme_of(selection: Any, dataset_size: int | None = None) -> Scheme:
     known = sorted(sampler for sampler in {*_SAMPLERS.values()} if hasattr(module, sampler))
     if name not in known or type(selection) is not getattr(module, name):
         raise ValueError(f"selection must be one of {', '.join(known)}, got {name}")
-    n, cap = selection.iterations, getattr(selection, "truncated_batch_size", None)
+    p: Any = getattr(selection, "sampling_prob", None)
+    cap: Any = getattr(selection, "truncated_batch_size", None)
+    n, cycle = selection.iterations, getattr(selection, "cycle_length", 1)
+    separation, warm = getattr(selection, "min_sep", 1), getattr(selection, "warm_start", True)
     match name:
         case "CyclicPoissonSampling":
-            cycle, p = selection.cycle_length, selection.sampling_prob
-            if cap is not None:
+            if cap is not None and cycle > 1:
                 raise ValueError(
                     "selection must not truncate batches of a cyclic scheme: no scheme here has that "
                     "distribution"
@@ -82,19 +84,20 @@ def scheme_of(selection: Any, dataset_size: int | None = None) -> Scheme:
                     "selection must have PartitionType.INDEPENDENT: with parts of equal size the other "
                     "examples determine an example's part, so no accounting that hides it holds"
                 )
-            return Poisson(n, p) if cycle == 1 else CyclicPoisson(n, cycle, p)
-        case "BallsInBinsSampling":
-            return BallsInBins(n, selection.cycle_length)
-        case "BMinSepSampling":
-            run, warm = (n, selection.min_sep, selection.sampling_prob), selection.warm_start
             if cap is None:
-                return BMinSep(*run, warm)
-            if dataset_size is None:
-                raise ValueError("dataset_size must be given for truncated batches")
-            return TruncatedBMinSep(*run, max_batch_size=cap, dataset_size=dataset_size, warm_start=warm)
-    if getattr(selection, "cycle_length", 1) != 1:
-        raise ValueError("selection must have cycle_length 1: no scheme here allocates within a part")
-    return BalancedMinSep(n, 1, selection.total_participations)
+                return Poisson(n, p) if cycle == 1 else CyclicPoisson(n, cycle, p)
+        case "BallsInBinsSampling":
+            return BallsInBins(n, cycle)
+        case "BMinSepSampling":
+            if cap is None:
+                return BMinSep(n, separation, p, warm)
+        case _:
+            if cycle != 1:
+                raise ValueError("selection must have cycle_length 1: no scheme here allocates within a part")
+            return BalancedMinSep(n, 1, selection.total_participations)
+    if dataset_size is None:
+        raise ValueError("dataset_size must be given for truncated batches")
+    return TruncatedBMinSep(n, separation, p, cap, dataset_size, warm)
 
 
 def strategy_of(coefficients) -> BandedToeplitz:

@@ -30,6 +30,7 @@ from jaxacct.statistics.hockey_stick import DIRECTIONS
 from jaxacct.statistics.loss_curves import ChordCurve, dominating_curves
 
 INTERVAL = 1e-3  # of epsilons; composed distributions must have the same
+_THEIR_INTERVAL = 1e-4  # dp-accounting's default
 LARGEST = 500.0  # epsilon; e^LARGEST is finite
 
 
@@ -77,24 +78,21 @@ class PessimisticPLD:
         """Compose with another of these, or with a PLD of dp-accounting.
 
         Args:
-          other: of the same adjacency and interval. A PLD of dp-accounting must not be composed already.
+          other: of the same adjacency and interval. A PLD of dp-accounting may have the interval 1e-4, its
+            default, too, and must not be composed already.
           adjacency: of a PLD of dp-accounting, which does not hold it.
 
         Raises:
           ValueError: another adjacency or discretization.
         """
         if not isinstance(other, PessimisticPLD):
-            from dp_accounting.pld import privacy_loss_distribution
-
-            nothing = privacy_loss_distribution.identity(value_discretization_interval=self.interval)
-            try:
-                nothing.compose(other)
-            except ValueError:
-                raise ValueError(
-                    f"value_discretization_interval must be {self.interval:g} to be composed"
-                ) from None
-            curve = curve_of_pld(other, self.interval)
-            other = PessimisticPLD((((curve, curve), 1),), (other,), 0.0, self.interval, adjacency)
+            intervals = [i for i in (self.interval, _THEIR_INTERVAL) if _has_interval(other, i)]
+            if not intervals:
+                allowed = f"{self.interval:g} or {_THEIR_INTERVAL:g}"
+                raise ValueError(f"value_discretization_interval must be {allowed} to be composed")
+            both = (curve_of_pld(other, intervals[0], self.interval),) * 2
+            exported = other if intervals[0] == self.interval else _exported(both, self.interval)
+            other = PessimisticPLD(((both, 1),), (exported,), 0.0, self.interval, adjacency)
         if other.adjacency != self.adjacency:
             raise ValueError(f"adjacency must be {self.adjacency} to be composed, got {other.adjacency}")
         if other.interval != self.interval:
@@ -184,6 +182,17 @@ def pld_of_profile(
     curves = dominating_curves((points, remove), (points, add))
     distribution = _exported(curves, interval)
     return PessimisticPLD(((curves, 1),), (distribution,), 1 - profile.confidence, interval, adjacency)
+
+
+def _has_interval(distribution, interval: float) -> bool:
+    """Return whether a distribution of dp-accounting composes with those of this interval."""
+    from dp_accounting.pld import privacy_loss_distribution
+
+    try:
+        privacy_loss_distribution.identity(value_discretization_interval=interval).compose(distribution)
+    except ValueError:
+        return False
+    return True
 
 
 def _exported(curves: tuple[ChordCurve, ChordCurve], interval: float):

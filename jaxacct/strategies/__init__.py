@@ -63,12 +63,6 @@ def by_name(name: str, bands: int, scheme, workload: Workload = PREFIX_SUMS) -> 
     return BandedToeplitz.from_file(name)
 
 
-def strategy_from_json(data: dict) -> Strategy:
-    """Return the strategy that `to_json` wrote; ValueError for another kind."""
-    kind = _validate.one_of("strategy kind", data.get("kind", BandedToeplitz.kind), tuple(STRATEGIES))
-    return STRATEGIES[kind].from_json(data)
-
-
 __all__ = [
     "NAMES",
     "STRATEGIES",
@@ -85,7 +79,6 @@ __all__ = [
     "by_name",
     "ending",
     "prefix_sum_error",
-    "strategy_from_json",
     "workload_error",
     "workload_named",
 ]

@@ -198,7 +198,7 @@ class Strategy(abc.ABC):
 
     @abc.abstractmethod
     def unit_workload_error(self, iterations: int, workload: Workload) -> float:
-        """Return `(1/n) ||A C^-1||_F^2`, A that of the workload."""
+        """Return `(1/n) ||A C^-1||_F^2`, A that of the workload, or the square norm of its last row."""
 
     @abc.abstractmethod
     def describe(self) -> str:
@@ -254,7 +254,8 @@ def workload_error(
       workload: A, effect of the noise on the iterates. `Workload()` is `prefix_sum_error`.
 
     Returns:
-      Squared noise of the parameters per unit of clip norm squared, the mean over steps and coordinates.
+      Squared noise of the parameters per unit of clip norm squared, the mean over steps and coordinates, or
+      over coordinates after the last step.
     """
     n = _validate.positive_integer("iterations", iterations)
     sigma = _validate.positive_number("noise_multiplier", noise_multiplier)

@@ -99,7 +99,8 @@ class Dense(Strategy):
 
     def unit_workload_error(self, iterations: int, workload: Workload) -> float:
         inverse = scipy.linalg.solve_triangular(self.matrix, np.eye(iterations), lower=True)
-        return float(np.square(workload.matrix(iterations) @ inverse).sum() / iterations)
+        squares = np.square(workload.matrix(iterations) @ inverse).sum(axis=1)
+        return float(squares[-1] if workload.last else squares.mean())
 
     def describe(self) -> str:
         return "dense, not for training"

@@ -22,7 +22,8 @@ def product(a: np.ndarray, b: np.ndarray) -> np.ndarray:
         return np.convolve(a, b)
     size = a.size + b.size - 1
     length = fft.next_fast_len(size, real=True)
-    return fft.irfft(fft.rfft(a, length) * fft.rfft(b, length), length)[:size]
+    one = fft.rfft(a, length)
+    return fft.irfft(one * (one if b is a else fft.rfft(b, length)), length)[:size]
 
 
 def sums_at_lags(a: np.ndarray, b: np.ndarray, lags: int) -> np.ndarray:

@@ -32,6 +32,8 @@ class Workload:
       learning_rate: a number above 0, or an optax schedule: step, from 0, to a rate of at least 0.
       momentum: from 0 to below 1, without Nesterov momentum.
       weight_decay: at least 0, before momentum and rate, as L2 regularisation.
+      last: whether errors are of the last iterate, not the mean over all of them. At a constant rate that is
+        the maximal error.
 
     Raises:
       ValueError: numbers out of range.
@@ -46,8 +48,10 @@ class Workload:
     learning_rate: float | Callable = 1.0
     momentum: float = 0.0
     weight_decay: float = 0.0
+    last: bool = False
 
     def __post_init__(self):
+        _validate.instance("last", self.last, bool, "True or False")
         if not callable(self.learning_rate):
             rate = _validate.positive_number("learning_rate", self.learning_rate)
             object.__setattr__(self, "learning_rate", rate)
@@ -68,7 +72,7 @@ class Workload:
         return np.array(list(self._iterates(np.eye(rates.size), rates)))
 
     def error(self, series: np.ndarray) -> float:
-        """Return `(1/n) ||A S||_F^2`, S Toeplitz with the first column `series`, (n,).
+        """Return `(1/n) ||A S||_F^2`, S Toeplitz with the first column `series`, (n,), or of the last row.
 
         In O(n) time where the rate is constant, O(n^2) otherwise, and O(n) memory.
         """
@@ -76,7 +80,8 @@ class Workload:
         if _is_constant(rates):
             return self.error_of(n, n)(series)[0]
         shifted = (np.append(series[t::-1], np.zeros(n - 1 - t)) for t in range(n))
-        return float(sum(np.dot(row, row) for row in self._iterates(shifted, rates)) / n)
+        squares = [np.dot(row, row) for row in self._iterates(shifted, rates)]
+        return float(squares[-1] if self.last else sum(squares) / n)
 
     def error_of(self, iterations: int, bands: int) -> Callable:
         """Return the objective of a search: first column S, (bands,) -> its `error` and gradient, (bands,).
@@ -85,11 +90,11 @@ class Workload:
         """
         n, rates = iterations, self.rates(iterations)
         if not _is_constant(rates):
-            gram = self._gram(rates, bands) / n
+            gram = self._gram(rates, bands) / (1 if self.last else n)
             return lambda series: (float(series @ gram @ series), 2 * gram @ series)
         # With z a delay: (1 - z) u = eta m and (1 - momentum z) m = w - decay z u.
         poles = np.array([1.0, rates[0] * self.weight_decay - 1 - self.momentum, self.momentum])
-        weights, after = (n - np.arange(n)) / n, np.zeros(n - bands)
+        weights, after = np.ones(n) if self.last else (n - np.arange(n)) / n, np.zeros(n - bands)
 
         def error_and_gradient(series):
             column = rates[0] * quotient(np.append(series, after), poles)
@@ -115,7 +120,7 @@ class Workload:
             yield parameters
 
     def _gram(self, rates: np.ndarray, bands: int) -> np.ndarray:
-        """Return (bands, bands) K with `series K series = ||A S||_F^2`.
+        """Return (bands, bands) K with `series K series = ||A S||_F^2`, or of the last row.
 
         `K[i, i + d]` is the sum over j >= i of the overlap of the columns j and j + d of A: over all j it is
         the autocorrelation of the rows, less the first few.
@@ -127,6 +132,8 @@ class Workload:
         length = scipy.fft.next_fast_len(2 * n, real=True)
         power, first = np.zeros(length // 2 + 1), np.zeros((n, kept))
         for t, row in enumerate(self._iterates(unit, rates)):
+            if self.last and t < n - 1:
+                continue
             power += np.abs(np.fft.rfft(row, length)) ** 2
             first[t] = row[:kept]
         everywhere = np.fft.irfft(power, length)[:bands]
@@ -168,7 +175,7 @@ PREFIX_SUMS = Workload()
 PREFIX_SUM = "prefix-sum"
 GRAMMAR = (
     f"{PREFIX_SUM}, or a list such as momentum:0.9,weight-decay:1e-4,learning-rate:0.1,cosine (or linear),"
-    "warmup:100"
+    "warmup:100,last-iterate"
 )
 SHAPES = ("constant", "cosine", "linear")
 
@@ -213,8 +220,8 @@ def workload_named(text: str, iterations: int) -> Workload:
 
     Args:
       text: "prefix-sum", or parts with commas between: "momentum:M", "weight-decay:W", "learning-rate:R",
-        "cosine" or "linear" (falls to 0 at the end), "warmup:STEPS". As in `Workload`, the rate matters
-        beside weight decay alone, up to one factor.
+        "cosine" or "linear" (falls to 0 at the end), "warmup:STEPS", "last-iterate" (its error, not
+        the mean). As in `Workload`, the rate matters beside weight decay alone, up to one factor.
       iterations: number of steps, for schedules.
 
     Raises:
@@ -222,7 +229,7 @@ def workload_named(text: str, iterations: int) -> Workload:
 
     Example:
       >>> workload_named("momentum:0.9,weight-decay:0.01", 100)
-      Workload(learning_rate=1.0, momentum=0.9, weight_decay=0.01)
+      Workload(learning_rate=1.0, momentum=0.9, weight_decay=0.01, last=False)
     """
     if not isinstance(text, str):
         raise ValueError(f"workload must be {GRAMMAR}, got {text!r:.80}")
@@ -231,18 +238,19 @@ def workload_named(text: str, iterations: int) -> Workload:
     options: dict[str, Any] = {}
     for part in text.split(","):
         name, is_given, value = part.strip().partition(":")
-        is_shape = name in SHAPES[1:] and not is_given
-        name, value = ("shape", name) if is_shape else (name, value)
-        if not (is_shape or name in _NUMBERS) or name in options:
+        is_word = name in (*SHAPES[1:], _LAST) and not is_given
+        name, value = ("shape", name) if is_word and name != _LAST else (name, value)
+        if not (is_word or name in _NUMBERS) or name in options:
             twice = " twice" if name in options else ""
             raise ValueError(f"workload must be {GRAMMAR}, got {part!r:.40}{twice}")
-        options[name] = value if name == "shape" else _number(name, value)
+        options[name] = value if is_word else _number(name, value)
     rate, warmup = options.get("learning-rate", 1.0), options.get("warmup", 0.0)
     if warmup != int(warmup):
         raise ValueError(f"warmup must be a number of steps, got {warmup!r}")
     if warmup or "shape" in options:
         rate = Schedule(rate, iterations, str(options.get("shape", "constant")), int(warmup))
-    return Workload(rate, options.get("momentum", 0.0), options.get("weight-decay", 0.0))
+    of_parts = options.get("momentum", 0.0), options.get("weight-decay", 0.0), _LAST in options
+    return Workload(rate, *of_parts)
 
 
 def name_of(workload: Workload) -> str | None:
@@ -257,9 +265,11 @@ def name_of(workload: Workload) -> str | None:
     numbers = {"momentum": workload.momentum, "weight-decay": workload.weight_decay}
     parts = [f"{name}:{value!r}" for name, value in numbers.items() if value] + parts
     parts += [f"learning-rate:{rate!r}"] if rate != 1 else []
+    parts += [_LAST] if workload.last else []
     return ",".join(parts) or PREFIX_SUM
 
 
+_LAST = "last-iterate"
 _NUMBERS = ("momentum", "weight-decay", "learning-rate", "warmup")
 
 

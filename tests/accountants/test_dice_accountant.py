@@ -5,6 +5,7 @@ import itertools
 import math
 from decimal import Decimal
 
+import mpmath
 import numpy as np
 import pytest
 from scipy import optimize, stats
@@ -81,6 +82,83 @@ def test_partial_amplification_is_rounded_up(order, p, sigma):
         first = P * (weight * s**2).exp()
         exact = (q**steps + first * (after**steps - q**steps) / (after - q)).ln()
         assert 0 <= Decimal(found) * (a - 1) - exact <= Decimal("1e-8") * exact
+
+
+HIDDEN = dict(clip_norm=0.9, error_clip_norm=0.35, batch_size=2, noise_std=0.8, sampling_probability=0.3)
+
+
+def shifts_of(coins, reset_every=None):
+    """The largest shifts of a pattern of `HIDDEN`."""
+    shifts, differs = [], False
+    for step, taken in enumerate(coins):
+        differs = differs and (reset_every is None or step % reset_every > 0)
+        shifts.append(taken * 0.45 + differs * 0.7)
+        differs = differs or bool(taken)
+    return np.array(shifts)
+
+
+@pytest.mark.parametrize(("order", "reset_every"), [(2, None), (3, None), (4, 2), (3, 1), (2, 9)])
+def test_moments_of_hidden_batches_against_every_tuple_of_patterns(order, reset_every):
+    patterns = list(itertools.product((0, 1), repeat=4 if order < 4 else 3))
+    shifts = np.array([shifts_of(coins, reset_every) for coins in patterns])
+    weights = np.array([0.3 ** sum(coins) * 0.7 ** (len(coins) - sum(coins)) for coins in patterns])
+    products, total = shifts @ shifts.T / 0.64, 0.0
+    for chosen in itertools.product(range(len(patterns)), repeat=order):
+        pairs = itertools.combinations(chosen, 2)
+        total += math.prod(weights[list(chosen)]) * math.exp(sum(products[pair] for pair in pairs))
+    run = dict(iterations=len(patterns[0]), reset_every=reset_every)
+    assert dice.dice_log_moment(order, **run, **HIDDEN) == pytest.approx(math.log(total), abs=1e-10)
+    whole = dice.dice_log_moment(order, **run, **HIDDEN | {"sampling_probability": 1.0})
+    mu = dice.dice_mu(**run, **{name: HIDDEN[name] for name in list(HIDDEN)[:4]})
+    assert whole == pytest.approx(order * (order - 1) / 2 * mu**2, abs=1e-10)
+
+
+def test_moments_of_hidden_batches_by_quadrature():
+    """Two steps: the integral of the likelihood ratio of the worst pair, at whole orders and between them."""
+    points, weights = np.polynomial.hermite_e.hermegauss(120)
+    grid, weight = np.meshgrid(points, points), np.outer(weights, weights) / (2 * math.pi)
+
+    def ratio(shift):
+        at = [h / 0.8 * z - h * h / 1.28 for h, z in zip(shift, grid, strict=True)]
+        return np.exp(sum(at))
+
+    mixed = sum(0.3 ** sum(c) * 0.7 ** (2 - sum(c)) * ratio(shifts_of(c)) for c in np.ndindex(2, 2))
+    moments = {order: dice.dice_log_moment(order, iterations=2, **HIDDEN) for order in (2, 3, 4, 5)}
+    for order, found in moments.items():
+        assert found == pytest.approx(math.log((weight * mixed**order).sum()), rel=1e-9)
+    for order in (2.5, 3.5, 4.5):
+        chord = (moments[int(order)] + moments[int(order) + 1]) / 2
+        assert math.log((weight * mixed**order).sum()) < chord
+
+
+@pytest.mark.parametrize("epsilon", [0.5, 2.0, 5.0, 20.0])
+@pytest.mark.parametrize("noise", [0.6, 1.5, 4.0])
+def test_delta_in_every_batch_is_above_the_exact_one(epsilon, noise):
+    run = HIDDEN | dict(iterations=3, noise_std=noise)
+    mu = dice.dice_mu(**{name: value for name, value in run.items() if name != "sampling_probability"})
+    found = dice.dice_delta_subsampled(epsilon, **run | {"sampling_probability": 1.0})
+    assert gdp_delta(epsilon, mu) < found < 30 * gdp_delta(epsilon, mu) + 1e-290
+
+
+@pytest.mark.parametrize(("order", "p", "sigma"), [(6, 0.003, 0.28), (9, 0.11, 0.19), (2, 0.9, 0.01)])
+def test_moments_of_hidden_batches_are_rounded_up(order, p, sigma):
+    """Against powers in 60 digits of the matrix of a step, coin by coin: logs are up to 3e7."""
+    c, f, steps = 0.01, 0.12, 3000
+    found = dice.dice_log_moment(
+        order, iterations=steps, clip_norm=c * 100, error_clip_norm=f / 2, batch_size=100, noise_std=sigma,
+        sampling_probability=p,
+    )  # fmt: skip
+    with mpmath.workdps(60):
+        c, f, p, sigma = mpmath.mpf(c), 2 * mpmath.mpf(f / 2), mpmath.mpf(p), mpmath.mpf(sigma)
+        step = mpmath.zeros(order + 1)
+        for j in range(order + 1):
+            for coins in itertools.product((0, 1), repeat=order):
+                shifts = [c * taken + f * (i < j) for i, taken in enumerate(coins)]
+                pairs = (sum(shifts) ** 2 - sum(h * h for h in shifts)) / 2
+                weight = p ** sum(coins) * (1 - p) ** (order - sum(coins))
+                step[j, j + sum(coins[j:])] += weight * mpmath.exp(pairs / sigma**2)
+        exact = mpmath.log(sum((step**steps)[0, j] for j in range(order + 1)))
+        assert 0 <= found - exact <= 1e-8 * exact
 
 
 def test_printed_numbers():
@@ -173,7 +251,7 @@ def test_theorem_3_7_is_beaten():
 def min_noise_std(
     epsilon, delta, *, epochs, dataset_size, batch_size, clip_norm, error_clip_norm, gradient_bound=math.inf
 ):
-    """`noise_std` below which DiceSGD is not (epsilon, delta)-DP (proofs/dice.md, theorem 1).
+    """`noise_std` below which DiceSGD is not (epsilon, delta)-DP (proofs/dice.md, theorem 2).
 
     `(1 - 1/k) sqrt(T) min(C0, C1 + N C2) / (N mu)` for k epochs, the error never reset.
     """
@@ -183,7 +261,7 @@ def min_noise_std(
 
 
 def test_no_accountant_can_certify_much_less():
-    """Theorem 1 of proofs/dice.md: the sum of all releases moves by (k - 1) a / B for every shuffle.
+    """Theorem 2 of proofs/dice.md: the sum of all releases moves by (k - 1) a / B for every shuffle.
 
     So at a noise below the bound the threshold test beats the promise; the valid bound asks for at most a
     factor of about 2 / (1 - 1/k) more, and clipped DP-SGD at the threshold C1 + N C2 needs the same noise.
@@ -252,6 +330,43 @@ def test_partial_amplification_is_not_beaten():
 
     noise_if_it_were = optimize.brentq(lambda noise: wrongly(noise) - 0.05, 0.1, 50.0)
     assert shown(plan.noise_std) <= 0.05 < shown(noise_if_it_were)
+
+
+def likelihood_ratio_test(noise_std, *, steps, p, share, fed_back, epsilon, runs, seed, reset_every):
+    """Return terms whose mean is delta of the worst pair: one huge gradient, fed back after a batch."""
+    rng, log_ratios = np.random.default_rng(seed), np.zeros(runs)
+    for step in range(steps):
+        if step % (reset_every or steps) == 0:
+            taking, log_not, log_taken = np.zeros(runs, bool), log_ratios, np.full(runs, -np.inf)
+        coins = rng.random(runs) < p
+        seen = coins * share + taking * fed_back + noise_std * rng.normal(size=runs)
+
+        def log_ratio(shift, seen=seen):
+            return shift * (seen - shift / 2) / noise_std**2
+
+        later = np.logaddexp(np.log1p(-p) + log_ratio(fed_back), np.log(p) + log_ratio(share + fed_back))
+        log_taken = np.logaddexp(log_taken + later, log_not + np.log(p) + log_ratio(share))
+        log_not, taking = log_not + np.log1p(-p), taking | coins
+        log_ratios = np.logaddexp(log_not, log_taken)
+    return np.maximum(0.0, -np.expm1(epsilon - log_ratios))
+
+
+@pytest.mark.parametrize(
+    ("steps", "p", "c2", "reset_every"),
+    [(60, 0.02, 0.01, None), (60, 0.02, 0.5, 20), (100, 0.1, 0.002, None)],
+)
+def test_the_best_test_of_the_worst_pair_is_near_the_bound(steps, p, c2, reset_every):
+    """It does not beat the plan's delta, and does at 0.75 of the noise. False alarm 1e-6 each."""
+    plan = DicePlan.calibrate(
+        1.0, 0.01, dataset_size=round(6 / p), batch_size=6, iterations=steps, clip_norm=1.0,
+        error_clip_norm=c2, reset_every=reset_every, sampling="poisson",
+    )  # fmt: skip
+    attack = dict(steps=steps, p=p, share=1 / 6, fed_back=2 * c2, epsilon=1.0, runs=40_000, seed=3)
+    attack |= dict(reset_every=reset_every)
+    for factor, is_beaten in ((1.0, False), (0.75, True)):
+        terms = likelihood_ratio_test(plan.noise_std * factor, **attack)
+        shown = terms.mean() - 4.8 * terms.std() / math.sqrt(terms.size)
+        assert (shown > 0.01) == is_beaten, shown
 
 
 def test_the_error_does_not_contract():

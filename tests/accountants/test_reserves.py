@@ -13,7 +13,7 @@ from jaxacct import BandedToeplitz, Mechanism, MultiAttribution, Poisson
 from jaxacct.accountants import RevealedPattern, revealed_pattern, unamplified
 from jaxacct.accountants.allocation import lognormal_lattice, lognormal_sums
 from jaxacct.accountants.allocation.lognormal_lattice import Lattice, Mixture, Phases, lattice_distribution
-from jaxacct.accountants.dice import _ORDERS, dice_delta_subsampled, dice_rdp_subsampled
+from jaxacct.accountants.dice import _ORDERS, _log_delta, dice_rdp_subsampled
 from jaxacct.accountants.tradeoff.curves.gaussian import gdp_delta
 from jaxacct.core import truncation
 from jaxacct.core.truncation import MAX_SECOND_MOMENT, reserve
@@ -176,8 +176,8 @@ def test_delta_of_sampled_dice_is_raised():
     """For its rounding, by e^1e-9 and what float64 loses of exponents."""
     problem = dict(iterations=3, clip_norm=1.0, error_clip_norm=0.1, batch_size=10, noise_std=0.2)
     problem |= dict(sampling_probability=0.1)
-    found = dice_delta_subsampled(1.0, **problem)
     rdp = dice_rdp_subsampled(_ORDERS, **problem)
+    found = mpmath.exp(_log_delta(1.0, _ORDERS, (_ORDERS - 1) * rdp))
     logs = [
         (a - 1) * (mpmath.mpf(rho) - 1 + mpmath.log1p(-1 / mpmath.mpf(a))) - mpmath.log(a)
         for a, rho in zip(_ORDERS.tolist(), rdp.tolist(), strict=True)

@@ -206,7 +206,12 @@ MUTANTS = [
     Mutant("jaxacct/accountants/revealed_pattern.py", "lengths = np.sqrt(np.arange(max_count * k * k + 1))", "lengths = np.sqrt(np.arange(max_count * k * k + 1) / k)", "tests/accountants/test_revealed_pattern.py"),
     Mutant("jaxacct/accountants/unamplified.py", "scheme.squared_sensitivity(cross)", "scheme.squared_sensitivity(0.0)", "tests/conformance/test_accountants.py tests/accountants/test_analytic.py tests/strategies/test_non_banded.py"),
     Mutant("jaxacct/strategies/worst_pattern.py", "range(n - 1, b - 1, -1) if rises else range((k - 1) * b, 0, -b)", "range((k - 1) * b, 0, -b)", "tests/proposals/test_overlaps.py"),
-    Mutant("jaxacct/accountants/dice.py", "later * (2 * c2) ** 2 + both", "later * (2 * c2) ** 2", "tests/accountants/test_dice_accountant.py"),
+    Mutant("jaxacct/accountants/dice.py", "later * fed_back**2 + both", "later * fed_back**2", "tests/accountants/test_dice_accountant.py"),
+    Mutant("jaxacct/accountants/dice.py", "both * c**2 + 2 * old * f * c", "both * c**2 + 4 * old * f * c", "tests/accountants/test_dice_accountant.py"),
+    Mutant("jaxacct/accountants/dice.py", "step[j, j:] =", "step[j, : a + 1 - j] =", "tests/accountants/test_dice_accountant.py"),
+    Mutant("jaxacct/accountants/dice.py", " + _log_of_power(step, steps % run)", "", "tests/accountants/test_dice_accountant.py"),
+    Mutant("jaxacct/accountants/dice.py", "    return found + 8 * (a + 4)", "    return found - 8 * (a + 4)", "tests/accountants/test_dice_accountant.py"),
+    Mutant("jaxacct/accountants/dice.py", "np.interp(between, orders[-2:], moments[-2:])", "moments[-2]", "tests/accountants/test_dice_accountant.py"),
     Mutant("jaxacct/schemes/protocol/batch_sizes.py", "<= overflow / iterations)", "<= overflow)", "tests/schemes/test_batch_sizes.py"),
     # Proposals.
     Mutant("jaxacct/proposals/families/replicas.py", "m * math.log((m - 1) / m) + (1 - m) * epsilon", "math.log((m - 1) / m) + (1 - m) * epsilon", "tests/proposals/test_proposals.py tests/conformance/test_proposals.py"),

@@ -9,12 +9,13 @@ import dp_accounting
 import jax
 import numpy as np
 import pytest
+import scipy
 from dp_accounting.pld import privacy_loss_distribution
 from scipy.stats import norm
 
 import jaxacct
 from jaxacct import BallsInBins, BandedToeplitz, BMinSep, CyclicPoisson, Mechanism, Poisson, TruncatedBMinSep
-from jaxacct.accountants.composition import composed_delta
+from jaxacct.accountants.composition import composed_delta, curve_of_pld
 from jaxacct.estimates.profile import Profile
 from jaxacct.interoperation import (
     batch_selection,
@@ -233,7 +234,8 @@ def test_distributions_that_are_not_here_are_refused():
 
     for selection, line in (
         (theirs.FixedBatchSampling(3, 4), "FixedBatchSampling"),
-        (theirs.CyclicPoissonSampling(0.1, 4, truncated_batch_size=3), "must not truncate"),
+        (theirs.CyclicPoissonSampling(0.1, 4, 3, cycle_length=2), "must not truncate"),
+        (theirs.CyclicPoissonSampling(0.1, 4, 30), "dataset_size must be given"),
         (theirs.BMinSepSampling(0.1, 4, 2, truncated_batch_size=30), "dataset_size must be given"),
         (theirs.BMinSepSampling(0.0, 4, 2), "sampling_probability"),
         ("poisson", "got str"),
@@ -241,6 +243,20 @@ def test_distributions_that_are_not_here_are_refused():
         refused(line, scheme_of, selection)
     for scheme in (jaxacct.MultiAttribution(6, 2, 0.1, 2), "b-min-sep"):
         refused("scheme must be one of", batch_selection, scheme)
+
+
+def test_truncated_poisson_batches_are_those_of_a_separation_of_1():
+    from jax_privacy.batch_selection import CyclicPoissonSampling
+
+    selection = CyclicPoissonSampling(0.25, 3000, truncated_batch_size=4)
+    scheme = scheme_of(selection, 12)
+    assert scheme == TruncatedBMinSep(3000, 1, 0.25, max_batch_size=4, dataset_size=12)
+    others = batch_selection(scheme)
+    sizes = [
+        np.bincount([batch.size for batch in one.batch_iterator(12, rng=5)], minlength=5)
+        for one in (selection, others)
+    ]
+    assert scipy.stats.chi2_contingency(sizes).pvalue > 1e-6
 
 
 def test_coefficients():
@@ -294,17 +310,29 @@ def test_only_what_is_of_one_adjacency_composes():
     assert drawn.adjacency == "replace-one"
 
 
-def test_a_distribution_of_dp_accounting_composes():
-    """The bound is that of the same events; another discretization is refused."""
+@pytest.mark.parametrize("interval", [INTERVAL, 1e-4])
+def test_a_distribution_of_dp_accounting_composes(interval):
+    """The bound is that of the same events; a discretization other than ours or its default is refused."""
     own, event = exported(), dp_accounting.GaussianDpEvent(2.0)
-    found = own.compose(gaussian())
+    found = own.compose(gaussian(value_discretization_interval=interval))
+    assert found.interval == INTERVAL
     for epsilon in (0.5, 1.5):
         exact = composed_delta(own.steps, epsilon, event) + own.failure_probability
         assert exact * (1 - 1e-6) <= found.delta(epsilon) <= 1.001 * exact
         assert found.pld.get_delta_for_epsilon(epsilon) >= exact * (1 - 1e-3) - own.failure_probability
-    for interval in (1e-4, 5e-4):
-        odd = gaussian(value_discretization_interval=interval)
-        refused(r"value_discretization_interval must be 0\.001 to be composed", own.compose, odd)
+    odd = gaussian(value_discretization_interval=5e-4)
+    refused(r"value_discretization_interval must be 0\.001 or 0\.0001 to be composed", own.compose, odd)
+
+
+@pytest.mark.parametrize("grid", [1e-4, 1e-3, 7e-4, 3e-5])
+def test_a_curve_on_another_grid_is_above_the_divergence(grid):
+    given = privacy_loss_distribution.from_gaussian_mechanism(1.5, neighboring_relation=ZERO_OUT)
+    curve = curve_of_pld(given, 1e-4, grid)
+    np.testing.assert_allclose(curve.losses / grid, np.round(curve.losses / grid), atol=1e-6)
+    losses = np.linspace(-2.0, 4.0, 301)
+    exact = norm.cdf(0.5 / 1.5 - 1.5 * losses) - np.exp(losses) * norm.cdf(-0.5 / 1.5 - 1.5 * losses)
+    assert np.all(curve.at(losses).deltas >= exact)
+    np.testing.assert_allclose(curve.at(losses).deltas, exact, rtol=2e-3, atol=1e-9)
 
 
 def test_the_default_config_of_jax_privacy_is_taken():

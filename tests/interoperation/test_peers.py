@@ -1,7 +1,7 @@
 """Test suites of peers, as installed, on our accountants: an adapter for each interface, none of their code.
 
-dp-accounting installs its tests. The wheels of jax-privacy have none: its samplers, matrices and events are
-held against ours in `test_interoperation.py`.
+dp-accounting installs its tests. Those of jax-privacy are in no wheel: `test_jax_privacy_suites.py` states
+what they assert.
 """
 
 import re

@@ -9,7 +9,7 @@ import pytest
 
 import jaxacct as ja
 from jaxacct.accountants import unamplified
-from jaxacct.strategies import Workload, by_name, strategy_from_json, worst_pattern
+from jaxacct.strategies import Workload, by_name, worst_pattern
 from jaxacct.strategies.banded_inverse import _log_error
 from jaxacct.strategies.worst_pattern import Patterns
 from tests.oracles import enumeration
@@ -94,7 +94,7 @@ def test_optimal_for_the_participations(k, elsewhere, before):
     assert len(found.inverse) == 8
     stored = json.loads(json.dumps(found.to_json()))
     assert set(stored) == {"kind", "inverse", "iterations", "given_norm"}
-    assert strategy_from_json(stored) == found
+    assert ja.BandedInverse.from_json(stored) == found
 
 
 def test_optimal_at_many_steps():

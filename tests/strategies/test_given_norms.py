@@ -16,7 +16,7 @@ import pytest
 import jaxacct as ja
 from jaxacct.core.claim import Claim, ClaimedTarget, claim_from_json
 from jaxacct.core.text import noise_multipliers
-from jaxacct.strategies import STRATEGIES, ending, strategy_from_json
+from jaxacct.strategies import STRATEGIES, ending
 from tests.refusals import refused
 
 N = 6
@@ -83,13 +83,16 @@ def test_who_trains_with_the_matrix_as_given_has_the_certified_noise():
 
 
 def test_the_norm_is_stored_and_read_again():
-    for strategy, _ in GIVEN.values():
-        again = strategy_from_json(json.loads(json.dumps(strategy.to_json())))
+    for kind, (strategy, _) in GIVEN.items():
+        again = STRATEGIES[kind].from_json(json.loads(json.dumps(strategy.to_json())))
         assert again == strategy and again.given_norm == strategy.given_norm != 1
         mechanism = ja.Mechanism(ja.BMinSep(N, 3, 0.2), strategy, 0.7)
         claim = Claim(mechanism, ClaimedTarget.at(8.0, 1e-5), None, None)
-        read = claim_from_json(json.loads(json.dumps(claim.to_json())))
+        stored = json.loads(json.dumps(claim.to_json()))
+        read = claim_from_json(stored)
         assert read.mechanism.strategy.given_norm == strategy.given_norm and read.digest == claim.digest
+        stored["strategy"]["kind"] = "unheard-of"
+        refused("strategy kind must be one of", claim_from_json, stored)
 
 
 def test_a_matrix_of_norm_1_is_not_said_to_be_rescaled():

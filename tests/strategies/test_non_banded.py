@@ -15,7 +15,7 @@ from jaxacct.likelihood.loss import loss_of_scores
 from jaxacct.proposals.candidates import candidates
 from jaxacct.statistics.bounds import Budget
 from jaxacct.statistics.hockey_stick import DIRECTIONS
-from jaxacct.strategies import strategy_from_json
+from jaxacct.strategies import STRATEGIES
 from tests.commands import exit_code
 from tests.oracles import enumeration
 from tests.oracles.settings import slow
@@ -204,7 +204,7 @@ def test_certified_and_stored(tmp_path, capsys):
     for kind in (long_tail(60), some_dense(60)):
         other = forged(plan, mechanism=ja.Mechanism(scheme, kind, 3.0))
         stored = as_json(other)["claim"]["strategy"]
-        assert strategy_from_json(stored) == kind
+        assert STRATEGIES[kind.kind].from_json(stored) == kind
 
 
 def test_bad_input():

@@ -24,12 +24,15 @@ WORKLOADS = [
     Workload(0.5, momentum=0.8, weight_decay=0.1),
     Workload(WARM),
     Workload(WARM, momentum=0.9, weight_decay=0.05),
+    Workload(0.5, momentum=0.8, weight_decay=0.1, last=True),
+    Workload(WARM, momentum=0.9, last=True),
 ]
 
 
 def dense(workload: Workload, strategy, n: int = N) -> float:
     matrix = enumeration.strategy_matrix(strategy.array, n, n)
-    return float(np.square(workload.matrix(n) @ np.linalg.inv(matrix)).sum() / n)
+    squares = np.square(workload.matrix(n) @ np.linalg.inv(matrix)).sum(axis=1)
+    return float(squares[-1] if workload.last else squares.mean())
 
 
 @pytest.mark.parametrize("workload", WORKLOADS)
@@ -113,6 +116,7 @@ def test_bad_workload():
         ({"momentum": True}, "momentum must be"),
         ({"weight_decay": float("nan")}, "weight_decay must be a finite number of at least 0, got nan"),
         ({"weight_decay": float("inf")}, "weight_decay must be"),
+        ({"last": 1}, "last must be True or False"),
     ]:
         refused(message, Workload, **arguments)
     for schedule in (lambda t: -1.0, lambda t: 0.0, lambda t: float("nan"), lambda t: "x"):
@@ -159,6 +163,8 @@ def test_schedules_by_name_are_those_of_optax(name, schedule):
         (PREFIX_SUM, Workload()),
         ("momentum:0.9", Workload(momentum=0.9)),
         ("momentum:0.5, weight-decay:1e-3,learning-rate:0.1", Workload(0.1, 0.5, 1e-3)),
+        ("last-iterate", Workload(last=True)),
+        ("momentum:0.9,last-iterate", Workload(momentum=0.9, last=True)),
         ("weight-decay:0.25,linear,warmup:2,learning-rate:2.0", None),
     ],
 )
@@ -178,6 +184,8 @@ def test_names_that_are_none():
         ("momentum:0.9,momentum:0.9", "twice"),
         ("cosine,linear", "twice"),
         ("cosine:3", "got 'cosine:3'"),
+        ("last-iterate:1", "got 'last-iterate:1'"),
+        ("last-iterate,last-iterate", "twice"),
         ("shape:cosine", "got 'shape:cosine'"),
         ("warmup:12", "warmup must be below iterations 12"),
         ("warmup:1.5", "warmup must be a number of steps"),
@@ -197,6 +205,14 @@ def test_an_optimised_matrix_by_name_is_made_for_the_workload():
     assert made != by_name("optimal", 3, scheme)
     for name in ("square-root", "bisr"):
         refused("workload must not be given together with strategy", by_name, name, 3, scheme, workload)
+
+
+def test_the_last_iterate_has_the_maximal_error_at_a_constant_rate():
+    for workload in WORKLOADS[:4]:
+        squares = np.square(workload.matrix(N) @ np.linalg.inv(enumeration.strategy_matrix([0.8, 0.6], N, N)))
+        last = dataclasses.replace(workload, last=True)
+        found = BandedToeplitz((0.8, 0.6)).unit_workload_error(N, last)
+        assert found == pytest.approx(squares.sum(axis=1).max(), rel=1e-12)
 
 
 def test_closed_forms():

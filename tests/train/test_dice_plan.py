@@ -75,16 +75,16 @@ POISSON = DicePlan.calibrate(2.0, 1e-5, **RUN | dict(batch_size=6, error_clip_no
 
 
 def test_poisson_batches_cost_less_where_few_are_drawn():
-    """12 steps at p = 0.1: partial amplification, which `dice_mu` does not have, and a small reserve."""
+    """12 steps at p = 0.1: amplification, which `dice_mu` does not have, and a small reserve."""
     assert POISSON.certified and POISSON.overflow.delta == 1e-9
 
     def in_every_step(**changed):
         return dice_noise_std(2.0, 1e-5, **PROBLEM | changed)
 
     known = in_every_step(batch_size=6, error_clip_norm=0.02)
-    assert 0.3 * known < POISSON.noise_std < 0.98 * known
+    assert 0.2 * known < POISSON.noise_std < 0.4 * known
     assert not dataclasses.replace(POISSON, noise_std=POISSON.noise_std * (1 - 1e-5)).certified
-    # The bound is the recursion at the best order, and the plan is not certified by mu alone.
+    # The plan is not certified by mu alone.
     assert gdp_delta(2.0, POISSON.mu) > 1e-5
     assert "Poisson-sampled" in POISSON.statement() and "which batch" not in POISSON.statement()
     whole = DicePlan.calibrate(2.0, 1e-5, **RUN, sampling="poisson")

@@ -54,8 +54,8 @@ def command(
         buffered (BLT, with participation revealed) or a file of coefficients; optimal, amplified and buffered
         by default.
       workload: rank by this error: prefix-sum, or momentum:0.9, weight-decay:1e-4, learning-rate:0.1, cosine
-        or linear, warmup:100, with commas between. That of your optimizer follows accuracy more closely where
-        banded and buffered matrices compete.
+        or linear, warmup:100, last-iterate, with commas between. That of your optimizer follows accuracy more
+        closely where banded and buffered matrices compete.
       adjacency: rank at the noise that this one needs; see `jaxacct calibrate`.
       json: print one JSON object.
     """
