@@ -121,7 +121,8 @@ class Run:
             state = hosts.spread(mesh, like, specs)
         sampler_key = self.sampler_key
         if request.out is not None:
-            described |= {"frozen": frozen, "generator": run_folder.generator()}
+            process = machine.process_name((state, loss))
+            described |= {"frozen": frozen, "generator": run_folder.generator(), "process": process}
             if loss is not None:
                 described |= traces.of_parts(loss, self.step.optimizer, state, none[0])
 

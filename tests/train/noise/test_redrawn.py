@@ -14,6 +14,7 @@ from tests.train.test_loop import KEYS, PARAMS, ROWS, data, loss
 from train.noise import recursion, redrawn
 from train.optimizers import privatize
 from train.procedures.step import make_step
+from train.run import machine
 
 pytestmark = pytest.mark.usefixtures("shared_programs")
 
@@ -82,3 +83,13 @@ def test_where_it_does_not_apply():
     step = make_step(loss, private, optax.sgd(0.1))
     with pytest.raises(ValueError, match=r"^noise_memory must be 'keep' with batches"):
         step(step.init(PARAMS), jax.tree.map(lambda leaf: leaf[:4], data()), np.ones(4, bool), digest="one")
+
+
+def test_a_run_kept_on_a_gpu_must_repeat_its_steps(tmp_path, monkeypatch):
+    """With a noise key for each call, vectors of earlier calls could not be drawn again."""
+    monkeypatch.setattr(machine, "platforms", lambda tree: {"gpu"})
+    refused(
+        "noise_memory must be 'keep' with out on a GPU", trained, tmp_path / "run", noise_memory="recompute"
+    )
+    assert not (tmp_path / "run").exists()
+    np.testing.assert_array_equal(trained(noise_memory="recompute")["w"], trained()["w"])
