@@ -112,12 +112,10 @@ def copied(tree) -> Any:
     """Return a pytree with every leaf, a number perhaps, as an array of its own; steps donate their state."""
 
     def copy(leaf):
-        return leaf.copy() if isinstance(leaf, jax.Array) else jnp.array(leaf, jnp.result_type(leaf))
-
-    def strong(leaf):
+        leaf = leaf.copy() if isinstance(leaf, jax.Array) else jnp.array(leaf, jnp.result_type(leaf))
         return jax.lax.convert_element_type(leaf, leaf.dtype) if getattr(leaf, "weak_type", False) else leaf
 
-    return jax.tree.map(lambda leaf: strong(copy(leaf)), tree)
+    return jax.tree.map(copy, tree)
 
 
 def begun(optimizer: optax.GradientTransformation, params, opt_state=None) -> tuple[Any, Any]:

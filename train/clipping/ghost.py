@@ -63,19 +63,11 @@ class TooCoarseError(ValueError):
     """Of the clip norm too little would be left."""
 
 
-class Budget(NamedTuple):
-    """How the clip norm of 2^bits grid units is spent; all in grid units."""
+def budget(grid: Grid, parameters: int, batch: int, depth: int, alone: int = 0, devices: int = 0) -> float:
+    """Return the norm of gradients, in grid units, at which neighbouring totals differ by at most 2^bits.
 
-    target: float
-    """That a gradient is scaled to."""
-    rounding: float
-    """Of the total onto the grid, sqrt(parameters), and of each device's total before."""
-    summation: float
-    """Rounding errors of two neighbouring sums."""
-
-
-def budget(grid: Grid, parameters: int, batch: int, depth: int, alone: int = 0, devices: int = 0) -> Budget:
-    """Return the scale of gradients at which neighbouring totals differ by at most the clip norm.
+    The rest of the clip norm is for rounding: of the total onto the grid, sqrt(parameters), of each device's
+    total before that, and of two neighbouring sums.
 
     Args:
       grid: with the clip norm.
@@ -100,7 +92,7 @@ def budget(grid: Grid, parameters: int, batch: int, depth: int, alone: int = 0, 
             f"clipping must be 'per_example' here: of a clip norm of {whole:g} grid units rounding "
             f"{parameters} parameters and sums of {batch} examples leave 'ghost' less than half"
         )
-    return Budget(target, rounding, errors * target)
+    return target
 
 
 def _gamma(terms: int, rounding: float = _ROUNDING) -> float:
@@ -152,7 +144,7 @@ def _of_rows(whole, batch, mask, records, *, clipping: Clipping, size: int, x64:
         # As it is run.
         of_whole = jax.eval_shape(_by_device.whole, params)
         found = _prepared(clipping, loss, of_whole, batch, mask.shape[0], size)
-    program, pieces, sizes, allowed, alone = found
+    program, pieces, sizes, target, alone = found
     layout = Layout.of(of_whole, [leaf for leaf, each in enumerate(sizes) if not each.is_whole])
     shards = jax.tree.leaves(params, is_leaf=_by_device.is_shard)
     cut, leaves = layout.listed(False, [_by_device.is_shard(leaf) for leaf in shards]), program.kept(shards)
@@ -164,7 +156,6 @@ def _of_rows(whole, batch, mask, records, *, clipping: Clipping, size: int, x64:
             return in_fast_layout(each)(rows)
 
     upward = 1 + 2 * _gamma(sum(each.squares for each in sizes) + 16)
-    target = allowed.target
 
     def accumulate(total, inputs):
         rows, real = inputs
@@ -201,7 +192,7 @@ def _of_rows(whole, batch, mask, records, *, clipping: Clipping, size: int, x64:
 
 
 def _prepared(clipping: Clipping, loss, params, batch, own: int, size: int):
-    """Return (program, pieces of `own` rows, sizes of parts, `Budget`, its `alone`) of `size` rows in all."""
+    """Return (program, pieces of `own` rows, sizes of parts, `budget`, its `alone`) of `size` rows in all."""
     program = _program(check_loss(loss, params, batch, np.shape(jax.tree.leaves(batch)[0])[0]), params, batch)
     micro = clipping.micro(lambda: _fitting(program, params), own)
     pieces, sizes = Microbatches(own, micro, clipping.skip_padding), _sizes(program, params)
@@ -210,8 +201,8 @@ def _prepared(clipping: Clipping, loss, params, batch, own: int, size: int):
     alone = min(pieces.micro, ROWS_IN_FLOAT32) + pieces.number if one else 0
     alone = alone if _spent_in_float32(size, alone) <= _MAX_SPENT else 0
     entries = sum(np.size(leaf) for leaf in jax.tree.leaves(params))
-    allowed = budget(clipping.grid, entries, size, depth, alone, clipping.devices)
-    return program, pieces, sizes, allowed, alone
+    target = budget(clipping.grid, entries, size, depth, alone, clipping.devices)
+    return program, pieces, sizes, target, alone
 
 
 def _sizes(program: _uses.Program, params) -> list[Sizes]:
@@ -232,10 +223,10 @@ def suits(loss: Callable[..., Any], params, batch, **options) -> tuple[float, fl
     """
     clipping, size = Clipping(**options), np.shape(jax.tree.leaves(batch)[0])[0]
     own = _by_device.rows_of_each(size, clipping.mesh)
-    _, _, sizes, allowed, _ = _prepared(clipping, loss, params, batch, own, size)
+    _, _, sizes, target, _ = _prepared(clipping, loss, params, batch, own, size)
     entries = [np.size(leaf) for leaf in jax.tree.leaves(params)]
     fast = sum(number for number, each in zip(entries, sizes, strict=True) if not each.is_whole)
-    return fast / sum(entries), allowed.target / 2.0**clipping.grid.bits
+    return fast / sum(entries), target / 2.0**clipping.grid.bits
 
 
 def choose(loss: Callable[..., Any], params, batch, **options) -> Choice:
