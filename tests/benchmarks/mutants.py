@@ -304,7 +304,7 @@ MUTANTS = [
     Mutant("jaxacct/individual/fourier.py", "is_similar = tilts[row] == tilts[first] and epsilons[row] <=", "is_similar = True or epsilons[row] <=", "tests/individual/test_accountants.py"),
     # Training.
     Mutant("train/clipping/per_example.py", "counted = finite & (", "counted = (", CLIPPING),
-    Mutant("train/clipping/per_example.py", "stored((kept, where_row(kept, counts)), lambda state: are_short(state).all(), mend)", "mend((kept, where_row(kept, leaves)))", CANCELLING),
+    Mutant("train/clipping/per_example.py", "stored_rows(kept, where_row(kept, counts), are_short)", "kept & are_short(counts), where_row(kept & are_short(counts), counts)", CANCELLING),
     Mutant("train/procedures/stored.py", "lax.while_loop(lambda state: ~is_sound(state), mend, values)", "lax.cond(is_sound(values), lambda: values, lambda: mend(values))", CANCELLING),
     Mutant("train/clipping/per_example.py", "where_row(kept, jax.vmap(also)(gradients))", "jax.vmap(also)(gradients)", "tests/train/test_dice_plan.py"),
     Mutant("train/procedures/dice.py", "self.automatic, counted=mask", "self.automatic, counted=True", "tests/train/test_dice.py"),
@@ -323,7 +323,7 @@ MUTANTS = [
     Mutant("train/clipping/ghost.py", "square + _SHARE**2 * most", "square", GHOST),
     Mutant("train/clipping/ghost.py", "keep = finite & jnp", "keep = real & jnp", GHOST),
     Mutant("train/clipping/ghost.py", "jnp.where(real & keep, weight, 0.0)", "jnp.where(keep, weight, 0.0)", GHOST),
-    Mutant("train/clipping/ghost.py", "stored((arrays, finite), _all_finite, _without_infinite_rows)", "_without_infinite_rows((arrays, finite))", CANCELLING),
+    Mutant("train/clipping/ghost.py", "stored_rows(finite, arrays, _finite_rows)", "finite & _finite_rows(arrays), jax.tree.map(lambda a: jnp.where(jnp.isfinite(a), a, 0.0), arrays)", CANCELLING),
     Mutant("train/clipping/parts.py", "jnp.where(jnp.abs(array) < _LEAST, 0.0, array)", "array", GHOST),
     Mutant("train/clipping/parts.py", "at[at].add(values))(first, right)", "at[at].set(values))(first, right)", "tests/train/clipping/test_lookups.py"),
     Mutant("train/clipping/ghost.py", "target / (bound + 0.01)", "target / bound", GHOST),

@@ -168,11 +168,8 @@ class LastVectors:
         c, kept, place = self.c, self.kept, step % max(1, self.kept)
         ages = 1 + (place - 1 - jnp.arange(kept, dtype=jnp.int32)) % max(1, kept)
         weights = jnp.asarray(c / (c[0] * FRACTION) if self.of_inverse else -c / c[0], jnp.float64)[ages]
-        return (
-            place,
-            ages,
-            jax.lax.optimization_barrier(weights),
-        )  # or a GPU's compiler makes a kernel of each
+        # Without the barrier a GPU's compiler makes a kernel of each.
+        return place, ages, jax.lax.optimization_barrier(weights)
 
     def at(self, levels: float, step):
         """Return `solve` and `store`.

@@ -159,10 +159,9 @@ class Run:
             self.before_first()
             if folder:
                 folder.note(verified=True)
+        # Of a run that was interrupted between a checkpoint and its evaluation.
         if folder and 0 < source.state.step < self.steps and not folder.has_logged(source.state.step):
-            self._log(
-                folder, source.state.step, like
-            )  # interrupted between the checkpoint and its evaluation
+            self._log(folder, source.state.step, like)
         return state, source, folder
 
     def _log(self, folder: RunFolder, step: int, state) -> None:
