@@ -337,7 +337,7 @@ MUTANTS = [
     Mutant("train/procedures/step.py", "specs=of_params, **followed)", "**followed)", SHARDED),
     Mutant("train/clipping/grid.py", "jnp.round(leaf.astype(jnp.float64) / DEVICE_UNIT) * DEVICE_UNIT", "jnp.round(leaf.astype(jnp.float64) * DEVICE_UNIT)", BY_DEVICE),
     Mutant("train/clipping/ghost.py", " * (1 + devices * DEVICE_UNIT)", "", GHOST),
-    Mutant("train/clipping/ghost.py", "depth, alone, clipping.devices)", "depth, alone)", GHOST),
+    Mutant("train/clipping/ghost.py", "depth, alone, devices)", "depth, alone)", GHOST),
     Mutant("train/procedures/by_device.py", "    if mesh is None:\n\n", "    if True:\n\n", BY_DEVICE),
     Mutant("train/procedures/by_device.py", "in_specs=(same, sharded, along)", "in_specs=(same, sharded, same)", BY_DEVICE),
     Mutant("train/procedures/by_device.py", "mesh=mesh, check_vma=False, **laid_out", "mesh=mesh, **laid_out", BY_DEVICE),

@@ -201,7 +201,8 @@ def _prepared(clipping: Clipping, loss, params, batch, own: int, size: int):
     alone = min(pieces.micro, ROWS_IN_FLOAT32) + pieces.number if one else 0
     alone = alone if _spent_in_float32(size, alone) <= _MAX_SPENT else 0
     entries = sum(np.size(leaf) for leaf in jax.tree.leaves(params))
-    target = budget(clipping.grid, entries, size, depth, alone, clipping.devices)
+    devices = 0 if clipping.mesh is None else clipping.mesh.size
+    target = budget(clipping.grid, entries, size, depth, alone, devices)
     return program, pieces, sizes, target, alone
 
 

@@ -74,11 +74,6 @@ class Clipping:
         if self.microbatch_size is not None:
             _validate.positive_integer("microbatch_size", self.microbatch_size)
 
-    @property
-    def devices(self) -> int:
-        """Number of devices of the mesh, 0 without one."""
-        return 0 if self.mesh is None else self.mesh.size
-
     def micro(self, default: Callable[[], int], rows: int) -> int:
         """Return how many of `rows` rows are in memory at a time."""
         size = min(default() if self.microbatch_size is None else self.microbatch_size, rows)

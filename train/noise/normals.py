@@ -75,8 +75,8 @@ def with_next_key(state, text: str):
     """Return the state of a run, or its noise, whose key is the one after its own and a text (`next_key`)."""
     noise = getattr(state, "noise", state)
     key = next_key(noise.key, text)
-    key = jax.device_put(key, noise.key.sharding) if getattr(noise.key, "committed", False) else key
-    after = noise._replace(key=jnp.asarray(key))
+    to = noise.key.sharding if getattr(noise.key, "committed", False) else None
+    after = noise._replace(key=jax.device_put(key, to))
     return after if noise is state else state._replace(noise=after)
 
 

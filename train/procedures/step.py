@@ -245,6 +245,9 @@ def make_step(
         state = step.init(params)
         state, info = step(state, batch, mask)
 
+    A loop that continues from a saved state must not release a step twice where its sums may have other last
+    bits, as on a GPU: both would have one noise (proofs/released_numbers.md, section 6).
+
     Args:
       loss: `loss(params, example) -> scalar` of one example. What a `jax.tree_util.Partial` binds, or a
         `train.models.loss.Loss` as `nnx_loss` returns it holds, is frozen; one with a key takes batches of
