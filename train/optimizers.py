@@ -1,5 +1,6 @@
 """optax transformations: the privatizer, the learning rate of the paper, averages of iterates."""
 
+import functools
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -61,12 +62,8 @@ class Privatizer:
         if not isinstance(updates, GridSum) or updates.grid != self.grid:
             was = f"on {updates.grid}" if isinstance(updates, GridSum) else type(updates).__name__
             raise ValueError(f"updates must be a sum of clipped gradients on {self.grid}, got {was}")
-        parts = self.mechanism.strategy, self.levels, state, updates.whole
-        drawn, after = (
-            redrawn.draw(*parts, cuts=cuts)
-            if self.redraws
-            else noise.draw(*parts, cuts=cuts, normals=normals)
-        )
+        draw = redrawn.draw if self.redraws else functools.partial(noise.draw, normals=normals)
+        drawn, after = draw(self.mechanism.strategy, self.levels, state, updates.whole, cuts=cuts)
         end, sound = self.mechanism.scheme.iterations, updates.is_finite
         covered = (state.step < end) & sound
         after = after._replace(step=jnp.where(sound, after.step, end))
@@ -112,12 +109,10 @@ def copied(tree) -> Any:
     """Return a pytree with every leaf, a number perhaps, as an array of its own; steps donate their state."""
 
     def copy(leaf):
-        return leaf.copy() if isinstance(leaf, jax.Array) else jnp.array(leaf, jnp.result_type(leaf))
-
-    def strong(leaf):
+        leaf = leaf.copy() if isinstance(leaf, jax.Array) else jnp.array(leaf, jnp.result_type(leaf))
         return jax.lax.convert_element_type(leaf, leaf.dtype) if getattr(leaf, "weak_type", False) else leaf
 
-    return jax.tree.map(lambda leaf: strong(copy(leaf)), tree)
+    return jax.tree.map(copy, tree)
 
 
 def begun(optimizer: optax.GradientTransformation, params, opt_state=None) -> tuple[Any, Any]:

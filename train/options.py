@@ -48,7 +48,8 @@ class TrainOptions:
         independent noise.
       noise_memory: "keep" the last vectors of correlated noise, or "recompute" them from the key: every step
         draws as many vectors as there are bands, and none is stored. The released numbers are the same.
-        For a `jaxacct.Plan` whose matrix has a banded inverse, without `batches` and `elastic`.
+        For a `jaxacct.Plan` whose matrix has a banded inverse, without `batches` and `elastic`; with `out`
+        not on a GPU unless its operations are deterministic.
       mesh: devices; each computes an equal share of the rows of a batch, `microbatch_size` at a time.
         Parameters that are sharded over it (`NamedSharding`, or annotations of nnx) stay so, with the
         optimizer's state and the kept noise; others are whole on every device.

@@ -33,8 +33,9 @@ def fit(
     """Train under a plan: its batches, its noise, at most its steps, on its number of examples.
 
     With `out` the run is kept in a folder: the same call continues it after an interruption and reproduces
-    the same bits. Keys are stored before the first step, and the noise of a step is a function of them, so it
-    is never drawn for another batch, program or data set: those are refused when a run is resumed.
+    the same bits (on a GPU only with `--xla_gpu_deterministic_ops=true`, else with noise of another key).
+    Keys are stored before the first step, and the noise of a step is a function of them, so it is never drawn
+    for another batch, program or data set: those are refused when a run is resumed.
 
     Args:
       plan: certified, or the path of its file. Its kind selects the procedure: a `jaxacct.Plan` with a

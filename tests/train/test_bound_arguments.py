@@ -4,6 +4,7 @@ import dataclasses
 import inspect
 import itertools
 import json
+import os
 import shutil
 from typing import Any
 
@@ -184,14 +185,17 @@ def test_a_run_that_began_unverified_is_verified_when_that_is_asked_for(tmp_path
     assert asked == [1]
 
 
-@pytest.mark.parametrize(
-    ("name", "variable", "value"),
-    [("flags", "XLA_FLAGS", "--xla_cpu_enable_fast_math=true"), ("processor", "NPROC", "61")],
-)
-def test_another_processor_or_compiler_is_elsewhere(name, variable, value, finished, tmp_path, monkeypatch):
+MOVED = {
+    "flags": lambda patch: patch.setenv("XLA_FLAGS", "--xla_cpu_enable_fast_math=true"),
+    "processor": lambda patch: patch.setattr(os, "sched_getaffinity", lambda _: range(61)),
+}
+
+
+@pytest.mark.parametrize("name", MOVED)
+def test_another_processor_or_compiler_is_elsewhere(name, finished, tmp_path, monkeypatch):
     folder, whole = finished
     out = shutil.copytree(folder, tmp_path / "run")
-    monkeypatch.setenv(variable, value)
+    MOVED[name](monkeypatch)
     refused(f"another {name}: .*elastic continues all the same, with other last bits$", run, out=out)
     with pytest.warns(UserWarning, match=f"continues elsewhere from step 12 .{name}"):
         again = run(out=out, elastic=True)
@@ -304,3 +308,92 @@ def test_metrics_go_to_a_callback(tmp_path):
     lines = [json.loads(line) for line in (tmp_path / "private/metrics.jsonl").open()]
     assert [{"step": step, **values} for step, values in seen] == lines
     assert len(seen) == 12
+
+
+DECIDING = "PJRT_NPROC NPROC ONEDNN_MAX_CPU_ISA DNNL_MAX_CPU_ISA OPENBLAS_CORETYPE GLIBC_TUNABLES".split()
+
+
+def test_whatever_changes_last_bits_is_described(monkeypatch, tmp_path):
+    """With the first four, and with more devices than cores, sums of a convolution differ in low bits."""
+    (tmp_path / "flags").write_text("--xla_cpu_enable_fast_math=false")
+    monkeypatch.setenv("XLA_FLAGS", str(tmp_path / "flags"))
+    before = machine.describe(1)
+    assert before == machine.describe(1)
+    for name in DECIDING:
+        with monkeypatch.context() as patch:
+            patch.setenv(name, "1")
+            assert f"{name}=1" in machine.describe(1)["flags"]
+    changes = (
+        (jax, "local_device_count", lambda: 61, "processor"),
+        (machine.scipy, "__version__", "0", "versions"),
+        (machine.platform, "libc_ver", lambda: ("glibc", "0"), "versions"),
+    )
+    for module, name, value, changed in changes:
+        with monkeypatch.context() as patch:
+            patch.setattr(module, name, value)
+            assert machine.describe(1)[changed] != before[changed]
+    (tmp_path / "flags").write_text("--xla_cpu_enable_fast_math=true")
+    assert "fast_math=true" in machine.describe(1)["flags"]
+
+
+@pytest.mark.parametrize(
+    ("found", "flags", "repeats"),
+    [
+        ({"cpu"}, "", True),
+        ({"gpu"}, "", False),
+        ({"cpu", "gpu"}, "--xla_gpu_autotune_level=0", False),
+        ({"gpu"}, "--xla_gpu_deterministic_ops=true", True),
+        ({"gpu"}, "--xla_gpu_deterministic_ops=true --xla_gpu_deterministic_ops=false", False),
+        ({"tpu"}, "--xla_gpu_deterministic_ops=true", False),
+    ],
+)
+def test_devices_whose_steps_repeat(found, flags, repeats, monkeypatch):
+    assert machine.platforms(PARAMS | {"rows": np.ones(3)}) == machine.platforms(np.ones(3)) == {"cpu"}
+    monkeypatch.setenv("XLA_FLAGS", flags)
+    monkeypatch.setattr(machine, "platforms", lambda tree: found)
+    assert machine.repeats(PARAMS) is repeats
+
+
+@pytest.fixture(scope="module")
+def begun_on_a_gpu(tmp_path_factory):
+    """`begun`, as it is on a device whose steps do not repeat."""
+    folder = tmp_path_factory.mktemp("gpu")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(machine, "platforms", lambda tree: {"gpu"})
+        crashed(9, out=folder, checkpoint_every=4)
+    return folder
+
+
+def test_on_a_gpu_every_call_has_noise_of_its_own(begun_on_a_gpu, finished, tmp_path, monkeypatch):
+    """Attack: two processes that go on from one checkpoint release sums that differ in their last bits."""
+    monkeypatch.setattr(machine, "platforms", lambda tree: {"gpu"})
+    found, keys = [finished[1]], set()
+    for name in "one", "two", "interrupted":
+        copy = tmp_path / name
+        shutil.copytree(begun_on_a_gpu, copy)
+        if name == "interrupted":
+            crashed(2, out=copy, checkpoint_every=4)
+        found.append(run(out=copy, checkpoint_every=4))
+        keys.add(json.loads((copy / "run.json").read_text())["process"])
+    # As in `test_a_copy_that_goes_on_elsewhere_has_noise_of_its_own`.
+    pairs = itertools.combinations((flat(each.params) for each in found), 2)
+    assert min(np.abs(a - b).max() for a, b in pairs) > 1e-3 and len(keys) == 3
+    assert len(json.loads((copy / "run.json").read_text())["earlier"]) == 2
+    # A run that has ended is what it was.
+    np.testing.assert_array_equal(flat(run(out=copy).params), flat(found[-1].params))
+    refused("another clip_norm", run, out=copy, clip_norm=2.0, elastic=True)
+    refused("another program", run, out=copy, microbatch_size=1, elastic=True)
+    # Its last steps were shown: again they would have other noise for the same batches.
+    shutil.rmtree(copy / "checkpoints/12")
+    refused("has shown step 12 and has no checkpoint of it", run, out=copy)
+    # Elsewhere, to a processor whose steps repeat, only where that is asked for.
+    monkeypatch.undo()
+    monkeypatch.setattr(machine, "versions", lambda: {"jax": "9"})
+    refused("another versions", run, out=tmp_path / "two")
+
+
+def test_on_a_gpu_that_repeats_a_run_goes_on_with_its_noise(finished, tmp_path, monkeypatch):
+    monkeypatch.setattr(machine, "platforms", lambda tree: {"gpu"})
+    monkeypatch.setenv("XLA_FLAGS", "--xla_gpu_deterministic_ops=true")
+    crashed(9, out=tmp_path, checkpoint_every=4)
+    np.testing.assert_array_equal(flat(run(out=tmp_path).params), flat(finished[1].params))

@@ -14,9 +14,11 @@ from jaxacct.accountants.dice import dice_delta_subsampled, dice_mu, dice_noise_
 from jaxacct.accountants.dice_plan import DicePlan
 from jaxacct.individual import gdp_delta
 from tests.refusals import refused
+from tests.train.clipping.test_rows_apart import mixing
 from tests.train.fitting import fit
 from tests.train.test_loop import KEYS, PARAMS, ROWS, Crash, crash_at, data, flat, loss
 from train.batches.sampler import Replayed, Sampler, make_generator
+from train.clipping import rows_apart
 from train.procedures.dice import DiceState, _shuffled, rule_of
 
 pytestmark = pytest.mark.usefixtures("shared_programs")
@@ -173,3 +175,19 @@ def test_what_the_bound_says_of_the_rule_that_runs():
             out.append(np.asarray(v, float))
         most = joins * 0.7 / 16 + (2 * 0.5 if step else 0)
         assert np.linalg.norm(out[0] - out[1]) <= most * (1 + 1e-6)
+
+
+def test_examples_of_unknown_primitives_are_computed_one_at_a_time(monkeypatch):
+    """The attack: a rule for batches that mixes rows, beside `ragged_dot`; neither sum has other rows."""
+    known, made = rows_apart._alone(), mixing()
+    monkeypatch.setattr(rows_apart, "_alone", lambda: known | {made})
+
+    def of_one_group(params, example):
+        product = jax.lax.ragged_dot(
+            made.bind(example["x"])[None], params["w"][None, :, None], jnp.ones(1, int)
+        )
+        return (product[0, 0] + params["b"] - example["y"]) ** 2
+
+    with pytest.warns(UserWarning, match="are computed one at a time"):
+        found = fit(QUIET, PARAMS, of_one_group, data(), optax.sgd(0.05), keys=KEYS)
+    np.testing.assert_allclose(flat(found.params), flat(run(QUIET).params), rtol=1e-4, atol=1e-6)

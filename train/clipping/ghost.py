@@ -19,7 +19,6 @@ import numpy as np
 from jax import lax
 
 from ..procedures import by_device as _by_device
-from ..procedures.stored import stored
 from . import equations as _equations
 from . import uses as _uses
 from .grid import DEVICE_UNIT, Grid, all_of
@@ -27,7 +26,7 @@ from .joined import Layout
 from .parts import ROWS_IN_FLOAT32, Sizes, is_written_down, late, part_of, plain, sizes_of
 from .programs import Traced, in_fast_layout, shapes, without_batch_groups
 from .rows_apart import OneAtATimeError
-from .sums import ClippedSum, Clipping, Microbatches, check_loss, where_row
+from .sums import ClippedSum, Clipping, Microbatches, check_loss, stored_rows
 
 # Norms are taken for sqrt(n^2 + (_SHARE m)^2), m the norm that nothing cancels in: no weight is so large that
 # rounding of what cancels could matter.
@@ -63,19 +62,11 @@ class TooCoarseError(ValueError):
     """Of the clip norm too little would be left."""
 
 
-class Budget(NamedTuple):
-    """How the clip norm of 2^bits grid units is spent; all in grid units."""
+def budget(grid: Grid, parameters: int, batch: int, depth: int, alone: int = 0, devices: int = 0) -> float:
+    """Return the norm of gradients, in grid units, at which neighbouring totals differ by at most 2^bits.
 
-    target: float
-    """That a gradient is scaled to."""
-    rounding: float
-    """Of the total onto the grid, sqrt(parameters), and of each device's total before."""
-    summation: float
-    """Rounding errors of two neighbouring sums."""
-
-
-def budget(grid: Grid, parameters: int, batch: int, depth: int, alone: int = 0, devices: int = 0) -> Budget:
-    """Return the scale of gradients at which neighbouring totals differ by at most the clip norm.
+    The rest of the clip norm is for rounding: of the total onto the grid, sqrt(parameters), of each device's
+    total before that, and of two neighbouring sums.
 
     Args:
       grid: with the clip norm.
@@ -100,7 +91,7 @@ def budget(grid: Grid, parameters: int, batch: int, depth: int, alone: int = 0, 
             f"clipping must be 'per_example' here: of a clip norm of {whole:g} grid units rounding "
             f"{parameters} parameters and sums of {batch} examples leave 'ghost' less than half"
         )
-    return Budget(target, rounding, errors * target)
+    return target
 
 
 def _gamma(terms: int, rounding: float = _ROUNDING) -> float:
@@ -152,7 +143,7 @@ def _of_rows(whole, batch, mask, records, *, clipping: Clipping, size: int, x64:
         # As it is run.
         of_whole = jax.eval_shape(_by_device.whole, params)
         found = _prepared(clipping, loss, of_whole, batch, mask.shape[0], size)
-    program, pieces, sizes, allowed, alone = found
+    program, pieces, sizes, target, alone = found
     layout = Layout.of(of_whole, [leaf for leaf, each in enumerate(sizes) if not each.is_whole])
     shards = jax.tree.leaves(params, is_leaf=_by_device.is_shard)
     cut, leaves = layout.listed(False, [_by_device.is_shard(leaf) for leaf in shards]), program.kept(shards)
@@ -164,13 +155,12 @@ def _of_rows(whole, batch, mask, records, *, clipping: Clipping, size: int, x64:
             return in_fast_layout(each)(rows)
 
     upward = 1 + 2 * _gamma(sum(each.squares for each in sizes) + 16)
-    target = allowed.target
 
     def accumulate(total, inputs):
         rows, real = inputs
         arrays, finite, losses = found_in(rows)
         arrays = layout.join(arrays)
-        arrays, finite = stored((arrays, finite), _all_finite, _without_infinite_rows)
+        finite, arrays = stored_rows(finite, arrays, _finite_rows)
         parts = [part_of(*each) for each in zip(taps, arrays, strict=True)]
         square, most = (sum(found) for found in zip(*(part.norms() for part in parts), strict=True))
         square = jnp.maximum(square, 0.0)
@@ -201,21 +191,19 @@ def _of_rows(whole, batch, mask, records, *, clipping: Clipping, size: int, x64:
 
 
 def _prepared(clipping: Clipping, loss, params, batch, own: int, size: int):
-    """Return (program, pieces of `own` rows, sizes of parts, `Budget`, its `alone`) of `size` rows in all."""
+    """Return (program, pieces of `own` rows, sizes of parts, `budget`, its `alone`) of `size` rows in all."""
     program = _program(check_loss(loss, params, batch, np.shape(jax.tree.leaves(batch)[0])[0]), params, batch)
-    micro = clipping.micro(lambda: _fitting(program, params), own)
-    pieces, sizes = Microbatches(own, micro, clipping.skip_padding), _sizes(program, params)
+    sizes = [sizes_of(program.taps.get(at), leaf) for at, leaf in enumerate(jax.tree.leaves(params))]
+    micro = clipping.micro(lambda: _fitting(program, params, sizes), own)
+    pieces = Microbatches(own, micro, clipping.skip_padding)
     depth = pieces.micro * max(each.terms for each in sizes) + pieces.number
     one = any(each.rank_one for each in sizes)
     alone = min(pieces.micro, ROWS_IN_FLOAT32) + pieces.number if one else 0
     alone = alone if _spent_in_float32(size, alone) <= _MAX_SPENT else 0
     entries = sum(np.size(leaf) for leaf in jax.tree.leaves(params))
-    allowed = budget(clipping.grid, entries, size, depth, alone, clipping.devices)
-    return program, pieces, sizes, allowed, alone
-
-
-def _sizes(program: _uses.Program, params) -> list[Sizes]:
-    return [sizes_of(program.taps.get(number), leaf) for number, leaf in enumerate(jax.tree.leaves(params))]
+    devices = 0 if clipping.mesh is None else clipping.mesh.size
+    target = budget(clipping.grid, entries, size, depth, alone, devices)
+    return program, pieces, sizes, target, alone
 
 
 def suits(loss: Callable[..., Any], params, batch, **options) -> tuple[float, float]:
@@ -232,10 +220,10 @@ def suits(loss: Callable[..., Any], params, batch, **options) -> tuple[float, fl
     """
     clipping, size = Clipping(**options), np.shape(jax.tree.leaves(batch)[0])[0]
     own = _by_device.rows_of_each(size, clipping.mesh)
-    _, _, sizes, allowed, _ = _prepared(clipping, loss, params, batch, own, size)
+    _, _, sizes, target, _ = _prepared(clipping, loss, params, batch, own, size)
     entries = [np.size(leaf) for leaf in jax.tree.leaves(params)]
     fast = sum(number for number, each in zip(entries, sizes, strict=True) if not each.is_whole)
-    return fast / sum(entries), allowed.target / 2.0**clipping.grid.bits
+    return fast / sum(entries), target / 2.0**clipping.grid.bits
 
 
 def choose(loss: Callable[..., Any], params, batch, **options) -> Choice:
@@ -275,11 +263,10 @@ def _worth_it(equation) -> bool:
     return convolves or not is_written_down(equation)
 
 
-def _fitting(program: _uses.Program, params) -> int:
+def _fitting(program: _uses.Program, params, sizes: list[Sizes]) -> int:
     """As many examples as a processor is fast on with all that their gradients are made of; 2^k."""
     kept = sum(_equations.num_kept(tap.equation) for tap in program.taps.values())
-    sizes = zip(jax.tree.leaves(params), _sizes(program, params), strict=True)
-    kept += sum(leaf.size for leaf, each in sizes if each.is_whole)
+    kept += sum(leaf.size for leaf, each in zip(jax.tree.leaves(params), sizes, strict=True) if each.is_whole)
     computed, made_of, examples = _AT_ONCE["cpu" if jax.default_backend() == "cpu" else "others"]
     fitting = min(computed / max(1, program.computed), made_of / max(1, kept))
     return min(examples, 2 ** max(0, math.floor(math.log2(fitting))))
@@ -303,18 +290,9 @@ def _found(program: _uses.Program, leaves, example):
     return jax.tree.map(plain, arrays), jnp.isfinite(number), jnp.float32(number)
 
 
-def _finite_rows(state) -> jax.Array:
-    """Return (rows,) bool: whether all numbers of a row are finite, of (arrays, ...)."""
-    return all_of([jnp.isfinite(a).all(axis=tuple(range(1, a.ndim))) for a in jax.tree.leaves(state[0])])
-
-
-def _all_finite(state) -> jax.Array:
-    return _finite_rows(state).all()
-
-
-def _without_infinite_rows(state):
-    finite = _finite_rows(state)
-    return where_row(finite, state[0]), state[1] & finite
+def _finite_rows(arrays) -> jax.Array:
+    """Return (rows,) bool: whether all numbers of a row are finite."""
+    return all_of([jnp.isfinite(a).all(axis=tuple(range(1, a.ndim))) for a in jax.tree.leaves(arrays)])
 
 
 def _kept(tap: _uses.Tap, other, cotangent) -> jax.Array | tuple[jax.Array, jax.Array]:

@@ -10,11 +10,10 @@ import jax.numpy as jnp
 import numpy as np
 
 from ..procedures import by_device as _by_device
-from ..procedures.stored import stored
 from .grid import Grid
 from .joined import Layout
 from .programs import in_fast_layout, without_batch_groups
-from .sums import ClippedSum, Clipping, Microbatches, check_loss, check_real, where_row
+from .sums import ClippedSum, Clipping, Microbatches, check_loss, check_real, stored_rows, where_row
 
 # Scaled to this much less than the clip norm, so that rounding of the norm (float64, one part in 2^53 a
 # parameter) does not make the exact check of what is summed refuse an honest gradient.
@@ -133,17 +132,13 @@ def clip_rows_to_grid(gradients, grid: Grid, normalize: bool = False, counted=Tr
     scale = functools.partial(_scaled_to_grid, grid=grid, normalize=normalize)
     counts, finite, norms, long = jax.vmap(scale)(gradients)
 
-    def are_short(state):
+    def are_short(counts):
         with jax.enable_x64(True):
             # Squares of integers whose sum is at most 2^46 add up without rounding, so this check is exact.
-            return jax.vmap(_square)(state[1]) <= 4.0**grid.bits
-
-    def mend(state):
-        short = are_short(state)
-        return state[0] & short, where_row(short, state[1])
+            return jax.vmap(_square)(counts) <= 4.0**grid.bits
 
     kept = finite & counted
-    kept, counts = stored((kept, where_row(kept, counts)), lambda state: are_short(state).all(), mend)
+    kept, counts = stored_rows(kept, where_row(kept, counts), are_short)
     return kept, counts, norms, long
 
 

@@ -93,10 +93,10 @@ def bind(eqn, values):
 
 @dataclass(frozen=True, eq=False)
 class Traced:
-    """A function of two pytrees as it was traced: what is checked is what is computed, and traced once.
+    """A function of pytrees as it was traced: what is checked is what is computed, and traced once.
 
     Attributes:
-      closed: its program, of the leaves of both.
+      closed: its program, of the leaves of all.
       structure: of what it returns.
       alone: of a loss of (params, example), whether examples are computed one at a time.
     """
@@ -106,14 +106,17 @@ class Traced:
     alone: bool = False
 
     @classmethod
-    def of(cls, function, one, other) -> tuple["Traced", Any]:
+    def of(cls, function, *args) -> tuple["Traced", Any]:
         """Return a traced function of arrays or shapes, and the shapes of what it returns."""
-        closed, shape = jax.make_jaxpr(function, return_shape=True)(one, other)
+        closed, shape = jax.make_jaxpr(function, return_shape=True)(*args)
         return cls(closed, jax.tree.structure(shape)), shape
 
-    def __call__(self, one, other):
-        leaves = jax.tree.leaves((one, other))
-        found = evaluate(self.closed.jaxpr, self.closed.consts, leaves, lambda _, *each: bind(*each))
+    def __call__(self, *args):
+        return self.by(lambda _, *each: bind(*each), *args)
+
+    def by(self, run, *args):
+        """Return what it returns, each equation by `run(place, equation, values)`, as `evaluate`."""
+        found = evaluate(self.closed.jaxpr, self.closed.consts, jax.tree.leaves(args), run)
         return jax.tree.unflatten(self.structure, found)
 
 
@@ -243,12 +246,7 @@ def _rewritten(function, rewrite):
             return rewrite(eqn, values)
         return evaluate(inside[0].jaxpr, inside[0].consts, values, each)
 
-    def run(*args):
-        closed, shape = jax.make_jaxpr(function, return_shape=True)(*args)
-        found = evaluate(closed.jaxpr, closed.consts, jax.tree.leaves(args), each)
-        return jax.tree.unflatten(jax.tree.structure(shape), found)
-
-    return run
+    return lambda *args: Traced.of(function, *args)[0].by(each, *args)
 
 
 def _turned(eqn, values):

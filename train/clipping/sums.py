@@ -13,6 +13,7 @@ from jaxacct.common import validate as _validate
 
 from ..models.loss import Numbered, WritingLossError, error_of_loss, no_batch_statistics
 from ..procedures import by_device as _by_device
+from ..procedures.stored import stored
 from . import rows_apart as _rows_apart
 from .grid import MAX_BATCH, Grid, GridSum
 from .programs import Traced, flow, shapes
@@ -72,11 +73,6 @@ class Clipping:
         _validate.instance("grid", self.grid, Grid, "a train.clipping.grid.Grid")
         if self.microbatch_size is not None:
             _validate.positive_integer("microbatch_size", self.microbatch_size)
-
-    @property
-    def devices(self) -> int:
-        """Number of devices of the mesh, 0 without one."""
-        return 0 if self.mesh is None else self.mesh.size
 
     def micro(self, default: Callable[[], int], rows: int) -> int:
         """Return how many of `rows` rows are in memory at a time."""
@@ -165,6 +161,19 @@ def where_row(keep, tree):
         return jnp.where(keep.reshape(-1, *(1,) * (leaf.ndim - 1)), leaf, jnp.zeros_like(leaf))
 
     return jax.tree.map(kept, tree)
+
+
+def stored_rows(kept, arrays, are_sound: Callable[[Any], jax.Array]) -> tuple[jax.Array, Any]:
+    """Return `kept`, (rows,) bool, and a pytree of arrays (rows, ...), stored before they are read.
+
+    A row of which `are_sound(arrays)`, (rows,) bool, does not hold is not kept, and zero.
+    """
+
+    def mend(state):
+        sound = are_sound(state[1])
+        return state[0] & sound, where_row(sound, state[1])
+
+    return stored((kept, arrays), lambda state: are_sound(state[1]).all(), mend)
 
 
 def check_real(name: str, tree) -> None:

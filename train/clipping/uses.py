@@ -61,11 +61,10 @@ class Tap(NamedTuple):
 
 @dataclass(frozen=True)
 class Program:
-    """A loss of one example as equations, with a result of this `structure`."""
+    """A loss of one example as equations."""
 
     closed: Any  # the traced program of parameters and example; calls inlined
     taps: dict[int, Tap]  # by the number of the parameter
-    structure: Any
     of_example: frozenset  # results of equations, also within programs, that depend on the example
 
     @property
@@ -82,14 +81,14 @@ class Program:
         ]
 
     def tapped(self, params, example, added):
-        """Return the loss's result and the other argument of each tap's equation, by parameter.
+        """Return the loss and the other argument of each tap's equation, by parameter.
 
         `params` and `example` are lists of leaves; `added` has an array a tap, added to the result of its
         equation. Arrays of equations in scans have an axis for the passes.
         """
         paths = {leaf: tap.path for leaf, tap in self.taps.items()}
-        found, beside = self._run(self.closed, [*params, *example], paths, added)
-        return jax.tree.unflatten(self.structure, found), beside
+        (value,), beside = self._run(self.closed, [*params, *example], paths, added)
+        return value, beside
 
     def _run(self, closed, args, paths: dict[int, tuple[int, ...]], added):
         """Return (results of a program, what its taps read, by parameter); `paths` begin in it."""
@@ -141,7 +140,7 @@ def traced(loss: _programs.Traced, number: int, is_tapped: Callable[[Equation], 
     # Two parameters of one equation: it is a function of both.
     times = collections.Counter(tap.path for tap in taps.values())
     taps = {leaf: tap for leaf, tap in taps.items() if times[tap.path] == 1}
-    return Program(closed, taps, loss.structure, frozenset(of_example))
+    return Program(closed, taps, frozenset(of_example))
 
 
 def _users(jaxpr, var) -> list[tuple[Any, Any]]:

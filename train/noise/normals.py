@@ -71,6 +71,15 @@ def next_key(words, text: str) -> np.ndarray:
     return np.frombuffer(digest.digest(), np.uint32)
 
 
+def with_next_key(state, text: str):
+    """Return the state of a run, or its noise, whose key is the one after its own and a text (`next_key`)."""
+    noise = getattr(state, "noise", state)
+    key = next_key(noise.key, text)
+    to = noise.key.sharding if getattr(noise.key, "committed", False) else None
+    after = noise._replace(key=jax.device_put(key, to))
+    return after if noise is state else state._replace(noise=after)
+
+
 @functools.cache
 def _refuse_inexact(backend: str) -> None:
     """Raise RuntimeError where sines of the backend are not those of float64.

@@ -19,7 +19,7 @@ from ..individual.steps import follow
 from ..models.loss import numbered
 from ..optimizers import Privatizer, privatize
 from ..options import TrainOptions
-from ..run import hosts
+from ..run import hosts, machine
 from ..run.loop import Run
 from . import by_device as _by_device
 from .protocol import Procedure, Request, Result
@@ -51,6 +51,11 @@ def train(plan: Plan, request: Request) -> Result:
         raise ValueError(
             "noise_memory must be 'keep' with batches, each of which has a noise key of its own, and with "
             "elastic: another machine may round vectors otherwise that earlier steps were made of"
+        )
+    if private.redraws and request.out is not None and not machine.repeats((loss, params)):
+        raise ValueError(
+            "noise_memory must be 'keep' with out on a GPU, where a continued run has noise of another key, "
+            "unless XLA_FLAGS has --xla_gpu_deterministic_ops=true"
         )
     optimizer = request.given_optimizer()
     shared: dict[str, Any] = dict(normalize=options.normalize)

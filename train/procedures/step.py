@@ -13,7 +13,6 @@ import chex
 import jax
 import jax.core
 import jax.numpy as jnp
-import numpy as np
 import optax
 
 from jaxacct.common import validate as _validate
@@ -23,7 +22,7 @@ from ..clipping.grid import GridSum
 from ..clipping.per_example import clipped_gradient_sum
 from ..clipping.sums import ClippedSum, Clipping
 from ..models.loss import Loss, as_loss
-from ..noise.normals import next_key, number_of, standard_normals
+from ..noise.normals import number_of, standard_normals, with_next_key
 from ..noise.recursion import NoiseState
 from ..optimizers import Privatizer, begun, copied
 from . import by_device as _by_device
@@ -170,10 +169,7 @@ class PrivateStep:
         if digest is not None:
             if self.private.redraws:
                 raise ValueError("noise_memory must be 'keep' with batches: each has a noise key of its own")
-            old = state.noise.key
-            key = next_key(np.asarray(old), digest)
-            key = jax.device_put(key, old.sharding) if getattr(old, "committed", False) else jnp.asarray(key)
-            state = state._replace(noise=state.noise._replace(key=key))
+            state = with_next_key(state, digest)
         drawn = self._drawn_for(state.noise)
         if drawn is None:
             return self._jitted(state, batch, mask, self.loss, specs)
@@ -248,6 +244,9 @@ def make_step(
         step = make_step(loss, privatize(mechanism, clip_norm=1.0, expected_batch_size=64), optax.adam(1e-3))
         state = step.init(params)
         state, info = step(state, batch, mask)
+
+    A loop that continues from a saved state must not release a step twice where its sums may have other last
+    bits, as on a GPU: both would have one noise (proofs/released_numbers.md, section 6).
 
     Args:
       loss: `loss(params, example) -> scalar` of one example. What a `jax.tree_util.Partial` binds, or a

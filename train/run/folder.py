@@ -53,9 +53,9 @@ _DIGESTS = {
     "generator": "generator of noise (a release that draws otherwise)",
     "frozen": "frozen part (weights that are not trained, or key of the loss)",
 }
-# What may change where a run continues elsewhere, and which of it shows that it does.
+# What may change where a run continues elsewhere, and which of it shows that it does ("process" by itself).
 _ELSEWHERE = ("versions", "device", "devices", "layout", "flags", "processor")
-_ELASTIC = {"program", "microbatch_size", *_ELSEWHERE}
+_ELASTIC = {"program", "microbatch_size", "process", *_ELSEWHERE}
 _NUM_KEPT = 2  # checkpoints: the newest, and the one before it in case the newest is damaged
 
 
@@ -114,10 +114,11 @@ class RunFolder:
         `described` has no secret; of `data`, the fingerprint of the data, a keyed digest is stored.
         With `elastic` devices and versions may differ, and with them the program: it is warned of and
         recorded, and noise has another key from there on (`moves_after`): a copy that goes on elsewhere may
-        release other sums than this folder did. Another number of steps is accepted that no checkpoint is
-        beyond: neither noise nor batches depend on it. Refused by a ValueError: another run; one of which
-        something was shown and no checkpoint is left; with `elastic`, another generator of noise, or steps
-        that were shown.
+        release other sums than this folder did. So does another process where `described["process"]` is not
+        None. Another number of steps is accepted that no checkpoint is beyond: neither noise nor batches
+        depend on it. Refused by a ValueError: another run; one of which something was shown and no checkpoint
+        is left; with `elastic`, another generator of noise; where noise has another key, steps that were
+        shown.
         """
         if self._manager.latest_step() is None and (shown := self._shown()):
             raise ValueError(
@@ -143,12 +144,13 @@ class RunFolder:
             )
         if kept["data"] != keyed(kept["sampler_key"], data):
             raise ValueError(f"out {self.folder} holds a run on other data; its noise must not be used twice")
-        if moved is not None:
+        if moved:
             warnings.warn(
                 f"the run in {self.folder} continues elsewhere {moved}: the same plan, data, batches, loss "
                 "and optimizer, and noise of another key. The guarantee stands",
                 stacklevel=2,
             )
+        if moved is not None:
             before = {name: stored.get(name) for name in sorted(_ELASTIC)}
             before["until"] = self._manager.latest_step() or 0
             self.note(**described, earlier=[*stored.get("earlier", []), before])
@@ -173,8 +175,13 @@ class RunFolder:
         write_atomically(self._run, json.dumps(read_json(self._run, "run") | values, indent=1) + "\n")
 
     def _compare(self, stored: dict, described: dict, elastic: bool) -> str | None:
-        """Refuse another run; return where and how one continues elsewhere, where that is allowed."""
+        """Refuse another run; return where and how one continues elsewhere, where that is allowed.
+
+        An empty text for another process whose sums may have other bits, None where nothing changes.
+        """
         other = {name: value for name, value in described.items() if stored.get(name) != value}
+        same_process = "process" not in other
+        other.pop("process", None)
         before, now = stored.get("generator"), other.get("generator", [])
         # The same, however a device rounds.
         if isinstance(before, list) and len(before) == len(now) and np.allclose(before, now, 1e-9, 1e-9):
@@ -195,13 +202,16 @@ class RunFolder:
                 f"out {self.folder} holds a run with another {shown}; its noise must not be used twice"
                 + (hint if moved and not elastic and not set(other) - _ELASTIC else "")
             )
-        if not other:
+        if not other and same_process:
             return None
         if self._shown() > reached:
             raise ValueError(
-                f"out {self.folder} has shown step {self._shown()} and has no checkpoint of it: elsewhere "
-                "its noise would be used twice; continue where the run began, or begin in a new folder"
+                f"out {self.folder} has shown step {self._shown()} and has no checkpoint of it: elsewhere, "
+                "or on a GPU, its batches would be released again; continue where the run began, or begin "
+                "in a new folder"
             )
+        if not other:
+            return ""
         changes = "; ".join(f"{name} {stored.get(name)!r}, now {other[name]!r}" for name in moved)
         return f"from step {reached} ({changes})"
 

@@ -110,9 +110,7 @@ def agree(**values) -> None:
 def on(mesh: jax.sharding.Mesh, leaf, spec: jax.sharding.PartitionSpec):
     """Return an array over the mesh; with several processes of the same numbers on each."""
     sharding = jax.sharding.NamedSharding(mesh, spec)
-    if not several():
-        return jax.device_put(leaf, sharding)
-    if isinstance(leaf, jax.Array) and not leaf.is_fully_addressable:
+    if not several() or (isinstance(leaf, jax.Array) and not leaf.is_fully_addressable):
         return jax.device_put(leaf, sharding)
     if jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key):
         words = on(mesh, jax.random.key_data(leaf), spec)

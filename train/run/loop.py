@@ -10,7 +10,6 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 
 from jaxacct.common.version import VERSION
@@ -22,7 +21,7 @@ from ..batches.fingerprints import of_arrays
 from ..batches.given import BatchesError
 from ..batches.sampler import SamplerState
 from ..clipping.ghost import Choice
-from ..noise.normals import next_key
+from ..noise.normals import with_next_key
 from ..procedures.by_device import specs_of
 from ..procedures.protocol import Request, Result
 from . import folder as run_folder
@@ -121,7 +120,8 @@ class Run:
             state = hosts.spread(mesh, like, specs)
         sampler_key = self.sampler_key
         if request.out is not None:
-            described |= {"frozen": frozen, "generator": run_folder.generator()}
+            process = machine.process_name((state, loss))
+            described |= {"frozen": frozen, "generator": run_folder.generator(), "process": process}
             if loss is not None:
                 described |= traces.of_parts(loss, self.step.optimizer, state, none[0])
 
@@ -135,7 +135,7 @@ class Run:
                         f"out {request.out} holds checkpoints of another run than its secret.json"
                     )
                 if drawn is not None:
-                    like = functools.reduce(_with_next_key, folder.moves_after(drawn.step), like)
+                    like = functools.reduce(with_next_key, folder.moves_after(drawn.step), like)
                 at = None if drawn is None else [list(drawn.key), drawn.step, drawn.digest]
                 return key, at, folder.verified
 
@@ -159,10 +159,9 @@ class Run:
             self.before_first()
             if folder:
                 folder.note(verified=True)
+        # Of a run that was interrupted between a checkpoint and its evaluation.
         if folder and 0 < source.state.step < self.steps and not folder.has_logged(source.state.step):
-            self._log(
-                folder, source.state.step, like
-            )  # interrupted between the checkpoint and its evaluation
+            self._log(folder, source.state.step, like)
         return state, source, folder
 
     def _log(self, folder: RunFolder, step: int, state) -> None:
@@ -234,14 +233,6 @@ class Run:
             run = self.steps, self.clip_norm, how, _finite(evaluation), model, versions
             folder.finish(run_card.RunCard(run_card.about_plan(self.plan), statement, *run).to_json())
         return result
-
-
-def _with_next_key(state, text: str):
-    """Return the state whose noise has the key after its own and a text (`train.noise.normals.next_key`)."""
-    noise = getattr(state, "noise", state)
-    key = jnp.asarray(next_key(np.asarray(noise.key), text))
-    noise = noise._replace(key=key)
-    return state._replace(noise=noise) if hasattr(state, "noise") else noise
 
 
 def _floats(info) -> dict[str, float | None]:

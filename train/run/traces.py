@@ -25,11 +25,8 @@ def of_parts(loss: Loss, optimizer: optax.GradientTransformation, state, rows) -
     def of_one(loss, params, example):
         return jax.value_and_grad(loss.at(0))(params, example)
 
-    def updated(updates, opt_state, params):
-        return optimizer.update(updates, opt_state, params)
-
     loss, params, opt_state = shapes((loss, state.params, state.opt_state))
-    update = jax.make_jaxpr(updated)(shapes(params, dtype=jnp.float32), opt_state, params)
+    update = jax.make_jaxpr(optimizer.update)(shapes(params, dtype=jnp.float32), opt_state, params)
     fingerprints.refuse_callbacks("optimizer", update)
     return {
         "loss": fingerprints.of_trace(jax.make_jaxpr(of_one)(loss, params, shapes(rows, 1))),

@@ -93,7 +93,7 @@ def grain_loader(ids):
 @pytest.fixture
 def one_key(monkeypatch):
     """Noise that does not depend on the batches, for runs to be compared."""
-    monkeypatch.setattr("train.procedures.step.next_key", lambda words, text: words)
+    monkeypatch.setattr("train.noise.normals.next_key", lambda words, text: words)
 
 
 @pytest.mark.usefixtures("one_key")

@@ -105,7 +105,7 @@ def sums_are_those_of_one_device(setting, micro: int, sum_of, slack: float = 0, 
     size = sum(np.size(leaf) for leaf in jax.tree.leaves(params))
     if sum_of is ghost_gradient_sum:
         # Targets differ, and so does each of the examples that are scaled to them; totals are rounded twice.
-        targets = [budget(GRID, size, ROWS, 1, devices=number).target for number in (0, 8)]
+        targets = [budget(GRID, size, ROWS, 1, devices=number) for number in (0, 8)]
         slack += ROWS * (targets[0] - targets[1]) + 8 * DEVICE_UNIT + 2
 
     def summed(mesh):

@@ -114,7 +114,7 @@ def test_every_kind_of_layer(exact_products):
     kept = np.isfinite(losses) & mask
     gradients = jax.tree.map(lambda leaf: np.asarray(leaf, np.float64)[kept], gradients)
     squares = sum(np.sum(leaf**2, axis=tuple(range(1, leaf.ndim))) for leaf in jax.tree.leaves(gradients))
-    target = budget(grid, sum(leaf.size for leaf in jax.tree.leaves(params)), SIZE, 1000).target * grid.unit
+    target = budget(grid, sum(leaf.size for leaf in jax.tree.leaves(params)), SIZE, 1000) * grid.unit
     norms = np.sqrt(squares)
     weights = np.minimum(1, target / np.maximum(norms, 1e-300))
     clipped = weights < 1
@@ -298,17 +298,15 @@ def test_budget():
         (16, 10**5, 2**20, 10**6),
         (23, 1, 1, 1),
     ):
-        found = budget(Grid(1.0, bits), parameters, batch, depth)
         # Sums of |weights x factors| are at most batch x target / 2^-12; each of the two has an error of
         # gamma.
-        errors = 2 * batch * found.target * 2.0**12 * depth * 2.0**-53
-        assert found.rounding == np.sqrt(parameters)
-        assert errors <= found.summation
-        assert 2.0**bits * (1 - 1e-11) <= found.target + found.rounding + found.summation < 2.0**bits
+        gamma = (depth + 4) * 2.0**-53 / (1 - (depth + 4) * 2.0**-53)
+        found = budget(Grid(1.0, bits), parameters, batch, depth) * (1 + 2 * batch * 2.0**12 * gamma)
+        assert 2.0**bits * (1 - 1e-11) <= found + np.sqrt(parameters) < 2.0**bits
         # Each of eight devices rounds its total to 1/64 unit, for each of two neighbours by half of that.
         spread = budget(Grid(1.0, bits), parameters, batch, depth, devices=8)
-        assert spread.rounding == np.sqrt(parameters) * (1 + 8 / 64)
-        assert 2.0**bits * (1 - 1e-11) <= spread.target + spread.rounding + spread.summation < 2.0**bits
+        spread *= 1 + 2 * batch * 2.0**12 * gamma
+        assert 2.0**bits * (1 - 1e-11) <= spread + np.sqrt(parameters) * (1 + 8 / 64) < 2.0**bits
     for bits, parameters, batch, depth in ((8, 2**14 + 1, 1, 1), (20, 10, 2**24, 2**40)):
         with pytest.raises(ValueError, match=r"^clipping must be 'per_example' here: of a clip norm of "):
             budget(Grid(1.0, bits), parameters, batch, depth)

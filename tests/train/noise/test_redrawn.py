@@ -14,6 +14,7 @@ from tests.train.test_loop import KEYS, PARAMS, ROWS, data, loss
 from train.noise import recursion, redrawn
 from train.optimizers import privatize
 from train.procedures.step import make_step
+from train.run import machine
 
 pytestmark = pytest.mark.usefixtures("shared_programs")
 
@@ -82,3 +83,12 @@ def test_where_it_does_not_apply():
     private = privatize(Mechanism(BMinSep(12, 4, 0.2), INVERSE, 1.0), **sizes)
     step, rows = make_step(loss, private, optax.sgd(0.1)), jax.tree.map(lambda leaf: leaf[:4], data())
     refused(f"{keep} with batches", step, step.init(PARAMS), rows, np.ones(4, bool), digest="one")
+
+
+def test_a_run_kept_on_a_gpu_must_repeat_its_steps(tmp_path, monkeypatch):
+    """With a noise key for each call, vectors of earlier calls could not be drawn again."""
+    monkeypatch.setattr(machine, "platforms", lambda tree: {"gpu"})
+    message, out = "noise_memory must be 'keep' with out on a GPU", tmp_path / "run"
+    refused(message, trained, out, noise_memory="recompute")
+    assert not out.exists()
+    np.testing.assert_array_equal(trained(noise_memory="recompute")["w"], trained()["w"])
