@@ -149,16 +149,17 @@ def dice_log_moment(
     steps, c, f, sigma = _numbers(iterations, clip_norm, error_clip_norm, batch_size, noise_std)
     p = _validate.probability("sampling_probability", sampling_probability)
     run = steps if reset_every is None else min(steps, _validate.positive_integer("reset_every", reset_every))
-    step, largest = np.full((a + 1, a + 1), -np.inf), 0.0
+    step = np.full((a + 1, a + 1), -np.inf)
     for j in range(a + 1):
         old, new = np.arange(j + 1)[:, None], np.arange(a + 1 - j)  # replicas in the batch, by their state
         both = old + new
-        squares = (j * f + both * c) ** 2, j * f**2 + both * c**2 + 2 * old * f * c
-        coins = _log_binomial(j, old), _log_binomial(a - j, new), special.xlogy(both, p)
-        terms = [*coins, special.xlog1py(a - both, -p), *(part / (2 * sigma**2) for part in squares)]
-        step[j, j:] = special.logsumexp(sum(terms[:-1]) - terms[-1], axis=0)
-        sizes = sum(np.where(np.isfinite(part), np.abs(part), 0.0) for part in terms)
-        largest = max(largest, float(np.max(sizes)) + 6 * special.gammaln(a + 2))
+        pairs = (j * f + both * c) ** 2 - (j * f**2 + both * c**2 + 2 * old * f * c)
+        coins = special.xlogy(both, p) + special.xlog1py(a - both, -p)
+        coins = coins + _log_binomial(j, old) + _log_binomial(a - j, new)
+        step[j, j:] = special.logsumexp(coins + pairs / (2 * sigma**2), axis=0)
+    # Of the sizes of all numbers that make an entry.
+    largest = (a * (f + c) / sigma) ** 2 + 8 * special.gammaln(a + 2) - a * math.log(p)
+    largest -= a * math.log1p(-p) if p < 1 else 0.0
     found = steps // run * _log_of_power(step, run) + _log_of_power(step, steps % run)
     # Each of 2 (log2(steps) + 1) products has about 2 a roundings of logs, none larger than `steps` of these.
     return found + 8 * (a + 4) * (math.log2(steps) + 2) * 2.0**-53 * steps * largest

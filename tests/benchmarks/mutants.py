@@ -487,6 +487,7 @@ MUTANTS = [
     Mutant("tests/benchmarks/paper/cells.py", "*longer[:1], ", "", PAPER),
     Mutant("tests/benchmarks/paper/cells.py", "*ranked[:2],", "*ranked[-2:],", PAPER),
     Mutant("jaxacct/report/risk.py", "return true_positive_rate(epsilons, deltas, baseline, ", "return true_positive_rate(epsilons, deltas, np.asarray(baseline) / 4, ", REPORT),
+    Mutant("jaxacct/strategies/workload.py", "if self.last and t < n - 1:", "if False:", "tests/strategies/test_workloads.py"),
     Mutant("jaxacct/strategies/workload.py", "self.rate * step / self.warmup", "self.rate * (step + 1) / self.warmup", "tests/strategies/test_workloads.py"),
     # Buffered matrices and their running sums.
     Mutant("jaxacct/strategies/buffered_toeplitz.py", "np.diag(decays) - np.outer(roots, roots)", "np.diag(decays) + np.outer(roots, roots)", BUFFERED),
@@ -559,6 +560,7 @@ MUTANTS = [
     Mutant(SAMPLERS, "            if cap is not None and cycle > 1:\n", "            if False:\n", PEERS),
     Mutant(SAMPLERS, "given.warm_start and b > 1, given.batch_size_cap)", "given.warm_start and b > 1)", PEERS),
     Mutant(SAMPLERS, 'getattr(selection, "warm_start", True)', "True", PEERS),
+    Mutant(DOMINATING, "exported = other if intervals[0] == self.interval else _exported", "exported = other if True else _exported", PEERS),
     Mutant(DOMINATING, "(profile.directions[direction][2] for", "(profile.directions[direction][1] for", PEERS),
     Mutant(CURVES, "found * (1 + _ROUNDINGS), 1.0)", "found * (1 + _ROUNDINGS), 0.0)", PEERS),
     Mutant(CURVES, "1 - np.exp(negative) * (1 - backward[1][:0:-1])", "1 - np.exp(negative)", PEERS),
