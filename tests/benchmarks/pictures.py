@@ -25,7 +25,8 @@ def over_epsilon(lines: dict[str, list[tuple]], ticks, levels: dict[str, float] 
     figure, axes = blank_axes(6.0, 4.0)
     for index, (name, line) in enumerate(lines.items()):
         x, y, *half = zip(*sorted(line), strict=True)
-        axes.errorbar(x, y, *half, label=name, capsize=3, markersize=5, **style(index, has_marker=True))
+        marker = dict(marker="osD^vP"[index % 6], markersize=5, capsize=3)
+        axes.errorbar(x, y, *half, label=name, **marker, **style(index))
     for name, value in (levels or {}).items():
         axes.axhline(value, color="0.5", linestyle="--", label=name)
     axes.set(xscale="log", xlabel="epsilon", **labels)
