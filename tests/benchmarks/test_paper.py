@@ -66,7 +66,9 @@ def test_the_figures_are_drawn_resumed_and_judged(drawn, tmp_path, capsys):
     assert list(table.rows) == drawn and len(set(drawn)) == len(drawn) >= 3
     for cell, row in table.rows.items():
         noise = float(row["noise_multiplier"])
-        assert row["method"] == "certified" and int(row["samples"]) >= 2048
+        only_phase = cell.separation in (cell.epoch_length, cell.iterations)  # where a bound may be as good
+        assert row["method"] == "certified" or only_phase and row["method"] == "analytic random-allocation"
+        assert int(row["samples"]) >= 2048 or row["method"] != "certified"
         exact = prefix_sum_error(matrix_of(cell), iterations=12, noise_multiplier=noise)
         assert table.error_of(cell) == pytest.approx(exact, rel=1e-9)
     drawn.clear()
