@@ -88,13 +88,13 @@ class Pilots:
       options: rule, proposal and limit on samples.
       key: of the pilots.
       clock: ends the search.
+      speed: samples of a pilot in a second, the largest last.
     """
 
     options: CalibrationOptions
     key: Any
     clock: Clock
     speed: list[float] = dataclasses.field(default_factory=list)
-    """Samples of a pilot in a second, the largest last."""
 
     def stream(self, mechanism: Mechanism):
         """Return the key of one noise multiplier; a thousandth of a grid step separates two."""

@@ -43,35 +43,41 @@ _RARE_SHARE = 2.0**-30
 
 
 class Outcome(NamedTuple):
-    """What an eligible unit may do that makes it ineligible for a lockout."""
+    """What an eligible unit may do that makes it ineligible for a lockout.
+
+    Attributes:
+      chance: (n, K) float64.
+      examples: number of the unit's examples that participate.
+      counts: whether one participation less is left afterwards.
+    """
 
     chance: np.ndarray
-    """(n, K) float64."""
     examples: int
-    """Number of the unit's examples that participate."""
     counts: bool
-    """Whether one participation less is left afterwards."""
 
 
 class Draws(NamedTuple):
-    """Numbers that draws of participations need; words are two flat arrays (`kernels.exponentials`)."""
+    """Numbers that draws of participations need; words are two flat arrays (`kernels.exponentials`).
+
+    Attributes:
+      hazards: words by (n + 1, K): -ln of the probability of waiting from step 0 on.
+      outcomes: words by `Outcome` but the last, and (n, K): cumulative probabilities, given one of them.
+      examples: of each of them.
+      lockout: (n,) int32, in steps.
+      start: words by first eligible step but the last: cumulative probabilities.
+      most: largest number of outcomes of one unit.
+      longest: largest number of steps that an eligible unit waits.
+    """
 
     hazards: tuple
-    """Words by (n + 1, K): -ln of the probability of waiting from step 0 on."""
     outcomes: tuple
-    """Words by `Outcome` but the last, and (n, K): cumulative probabilities, given one of them."""
     examples: tuple[int, ...]
-    """Of each of them."""
     counts: tuple[bool, ...]
     lockout: np.ndarray
-    """(n,) int32, in steps."""
     start: tuple
-    """Words by first eligible step but the last: cumulative probabilities."""
     num_left: int
     most: int
-    """Largest number of outcomes of one unit."""
     longest: int
-    """Largest number of steps that an eligible unit waits."""
 
     @classmethod
     def of(cls, outcomes: list[Outcome], lockout, start, most: int) -> "Draws":

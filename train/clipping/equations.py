@@ -12,21 +12,27 @@ from jax import lax
 
 
 class Outer(NamedTuple):
-    """Factors of the gradients of a matrix, `sum_t left_t (x) right_t` for each head."""
+    """Factors of the gradients of a matrix, `sum_t left_t (x) right_t` for each head.
+
+    Attributes:
+      left: (heads, positions, inputs).
+      right: (heads, positions, outputs): cotangents.
+    """
 
     left: jax.Array
-    """(heads, positions, inputs)."""
     right: jax.Array
-    """(heads, positions, outputs): cotangents."""
 
 
 class Picked(NamedTuple):
-    """Factors of the gradient of a table: `right_t` is added to row `rows_t`, if that is not -1."""
+    """Factors of the gradient of a table: `right_t` is added to row `rows_t`, if that is not -1.
+
+    Attributes:
+      rows: (positions,) int32, -1 or a row of the table.
+      right: (positions, columns): cotangents.
+    """
 
     rows: jax.Array
-    """(positions,) int32, -1 or a row of the table."""
     right: jax.Array
-    """(positions, columns): cotangents."""
 
 
 # Members of an equation: `read(values)`, of its arguments what its factors are made of; `sizes`: heads,

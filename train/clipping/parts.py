@@ -39,16 +39,19 @@ def is_written_down(equation) -> bool:
 
 
 class Sizes(NamedTuple):
-    """What a part's rounding errors depend on; of one example."""
+    """What a part's rounding errors depend on; of one example.
+
+    Attributes:
+      terms: added up for one entry of its gradient.
+      squares: added up for its norm.
+      rank_one: whether each gradient is one outer product, in which nothing cancels; then float32 may do.
+      is_whole: whether gradients are written down.
+    """
 
     terms: int
-    """Added up for one entry of its gradient."""
     squares: int
-    """Added up for its norm."""
     rank_one: bool = False
-    """Whether each gradient is one outer product, in which nothing cancels; then float32 may do."""
     is_whole: bool = False
-    """Whether gradients are written down."""
 
 
 def sizes_of(tap: _uses.Tap | None, leaf) -> Sizes:

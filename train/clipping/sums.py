@@ -23,20 +23,22 @@ class ClippedSum(NamedTuple):
     """The sum of clipped gradients, and what must not leave the machine without noise.
 
     Only `total`, with noise added, is covered by a guarantee; the rest is private.
+
+    Attributes:
+      total: sum over the batch of gradients in whole grid units.
+      norms: (batch,) float32: gradient norms before clipping, 0 where padded, inf where not finite.
+      losses: (batch,) float32: losses, 0 where padded.
+      clipped_fraction: share of the real examples that count whose gradient was scaled down.
+      records: (batch, ...): of the examples after this step, where some were admitted.
+      also: pytree like the parameters, float64: the sum of something else of each gradient.
     """
 
     total: GridSum
-    """Sum over the batch of gradients in whole grid units."""
     norms: jax.Array
-    """(batch,) float32: gradient norms before clipping, 0 where padded, inf where not finite."""
     losses: jax.Array
-    """(batch,) float32: losses, 0 where padded."""
     clipped_fraction: jax.Array
-    """Share of the real examples that count whose gradient was scaled down."""
     records: Any = ()
-    """(batch, ...): of the examples after this step, where some were admitted."""
     also: Any = ()
-    """Pytree like the parameters, float64: the sum of something else of each gradient."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -43,16 +43,19 @@ def _back(eqn) -> Callable[[Any], Any] | None:
 
 
 class Tap(NamedTuple):
-    """The equation that uses a parameter, and where it is: within programs within programs."""
+    """The equation that uses a parameter, and where it is: within programs within programs.
+
+    Attributes:
+      path: numbers of equations: of the program, of the program that this one runs, ..., of the one it is.
+      equation: as a whole, with all passes of the scans that it is in.
+      back: inverses of the changes of shape before it, the last first.
+      result: of all passes, one axis a scan, the outermost first.
+    """
 
     path: tuple[int, ...]
-    """Numbers of equations: of the program, of the program that this one runs, ..., of the one it is."""
     equation: Equation
-    """As a whole, with all passes of the scans that it is in."""
     back: tuple[Callable[[Any], Any], ...]
-    """Inverses of the changes of shape before it, the last first."""
     result: jax.ShapeDtypeStruct
-    """Of all passes, one axis a scan, the outermost first."""
 
     def gradient(self, array) -> jax.Array:
         """Return a gradient as `equation` has it, in the shape of the parameter."""

@@ -242,10 +242,13 @@ def clip_by_l2_norm(tree, clip_norm: float) -> Any:
 
 
 class RoundInfo(NamedTuple):
-    """Private: no guarantee covers it."""
+    """Private: no guarantee covers it.
+
+    Attributes:
+      norms: (m,) float32: of terms before clipping.
+    """
 
     norms: jax.Array
-    """(m,) float32: of terms before clipping."""
     clipped_fraction: jax.Array
 
 

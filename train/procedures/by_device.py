@@ -45,11 +45,14 @@ Late = Callable[[Callable[[jax.Array], jax.Array], bool], jax.Array]
 
 
 class Across(NamedTuple):
-    """Sums over the devices of a mesh, within `jax.shard_map`, and the part of each that a device keeps."""
+    """Sums over the devices of a mesh, within `jax.shard_map`, and the part of each that a device keeps.
+
+    Attributes:
+      specs: how each array of a sum is sharded.
+    """
 
     axes: tuple[str, ...]
     specs: tuple[PartitionSpec, ...]
-    """How each array of a sum is sharded."""
 
     def added(self, tree, rounded: Callable[[jax.Array], jax.Array]):
         """Return a device's parts of the sums over all devices.

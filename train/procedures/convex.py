@@ -137,14 +137,17 @@ def project_box(low: float, high: float, size: int) -> Projection:
 
 
 class Iterate(NamedTuple):
-    """State of the descent: secret until the last step."""
+    """State of the descent: secret until the last step.
+
+    Attributes:
+      params: the weights, float64.
+      step: () uint32: steps so far. The noise of a step is a function of it and the key.
+      key: (8,) uint32.
+    """
 
     params: jax.Array
-    """The weights, float64."""
     step: jax.Array
-    """() uint32: steps so far. The noise of a step is a function of it and the key."""
     key: jax.Array
-    """(8,) uint32."""
 
     def __repr__(self) -> str:
         return f"Iterate(step={self.step}, secret)"

@@ -45,14 +45,18 @@ _AUTOMATIC = 0.01
 
 
 class DiceState(NamedTuple):
-    """State between steps. **Private**: `error` and `key` are secrets."""
+    """State between steps. **Private**: `error` and `key` are secrets.
+
+    Attributes:
+      count: () int32: steps so far.
+      error: pytree like the parameters, float32: what clipping has removed from the mean and not yet fed
+        back.
+      key: (8,) uint32: the noise of a step is a function of it and of the count.
+    """
 
     count: jax.Array
-    """() int32: steps so far."""
     error: Any
-    """Pytree like the parameters, float32: what clipping has removed from the mean and not yet fed back."""
     key: jax.Array
-    """(8,) uint32: the noise of a step is a function of it and of the count."""
 
     def __repr__(self) -> str:
         return f"DiceState(count={self.count}, private)"

@@ -38,27 +38,33 @@ _FEWEST_AHEAD = 2**12  # which small models share one program of: it takes .8 s 
 
 
 class TrainState(NamedTuple):
-    """All that changes from step to step."""
+    """All that changes from step to step.
+
+    Attributes:
+      noise: `NoiseState`, or a `train.procedures.dice.DiceState`. Secret: it holds the key.
+      private_individual: records of all examples, where they are followed. **Private**.
+    """
 
     params: Any
     noise: Any
-    """`NoiseState`, or a `train.procedures.dice.DiceState`. Secret: it holds the key."""
     opt_state: Any
     private_individual: Any = ()
-    """Records of all examples, where they are followed. **Private**."""
 
 
 class StepInfo(NamedTuple):
-    """Private: for readers who may see the data. No guarantee covers it."""
+    """Private: for readers who may see the data. No guarantee covers it.
+
+    Attributes:
+      clipped_fraction: share of the examples that count whose gradient was scaled down.
+      dropped: () int32: examples that count as zero, as their loss or gradient is not finite.
+      max_norm: largest gradient norm of the examples that count, before clipping; NaN where none does.
+    """
 
     loss: jax.Array
     clipped_fraction: jax.Array
-    """Share of the examples that count whose gradient was scaled down."""
     median_norm: jax.Array
     dropped: jax.Array
-    """() int32: examples that count as zero, as their loss or gradient is not finite."""
     max_norm: jax.Array
-    """Largest gradient norm of the examples that count, before clipping; NaN where none does."""
 
 
 def info_of(found: ClippedSum, mask) -> StepInfo:
@@ -82,12 +88,15 @@ def _draw(key, step, size: int) -> tuple[jax.Array, jax.Array]:
 
 
 class _Drawn(NamedTuple):
-    """Normals for exactly the step whose state has this object; secret."""
+    """Normals for exactly the step whose state has this object; secret.
+
+    Attributes:
+      step: () int32: of the next step.
+    """
 
     noise: NoiseState
     key: jax.Array
     step: jax.Array
-    """() int32: of the next step."""
     normals: jax.Array
 
     def __repr__(self) -> str:

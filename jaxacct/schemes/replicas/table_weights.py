@@ -34,14 +34,17 @@ class Weights(NamedTuple):
 
 
 class Rows(NamedTuple):
-    """Base and release of the rows of `Weights.alone`, (rows,) int64, and where their kinds begin."""
+    """Base and release of the rows of `Weights.alone`, (rows,) int64, and where their kinds begin.
+
+    Attributes:
+      kinds: numbers of examples with which the other one left, each with a row a step.
+      starts: first row of the first eligible steps.
+    """
 
     base: np.ndarray
     release: np.ndarray
     kinds: tuple[int, ...]
-    """Numbers of examples with which the other one left, each with a row a step."""
     starts: int
-    """First row of the first eligible steps."""
 
     def first(self, outcome: Outcome) -> int:
         """Return the row of an outcome at step 0."""
