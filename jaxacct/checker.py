@@ -513,6 +513,15 @@ def order_of(scheme: dict, size: int | None) -> tuple[int, int, int]:
     return k, b, epoch
 
 
+def chance_of_one(scheme: dict, n: int) -> float:
+    """Return the probability of participating; 0 where it is not known, or a second time is possible."""
+    if scheme["name"] == "balanced-min-sep":
+        return scheme[_K] if scheme[_K] <= 1 else 0.0
+    if scheme["name"] == "b-min-sep" and scheme["warm_start"] and scheme[_B] >= n and scheme[_P] < 1:
+        return n / (1 / scheme[_P] + scheme[_B] - 1)
+    return 0.0
+
+
 def analytic_delta(claim: Claim, columns: Columns) -> float:
     """Return an upper bound on both divergences by the accountant that a claim names, or raise NotCovered."""
     scheme, n = claim.scheme, len(columns.gram)
@@ -524,6 +533,10 @@ def analytic_delta(claim: Claim, columns: Columns) -> float:
     if claim.accountant == "unamplified":
         length = sensitivity(Columns(columns.c, n, n), k, b, epoch)  # rows shown
         return gaussian_delta(claim.epsilon, (1 + claim.mirrored) * length / claim.sigma)
+    once = claim.accountant == "random-allocation" and not claim.mirrored and 2 * columns.gram.shape[1] > n
+    if once and (chance := chance_of_one(scheme, n)):  # the step of the participation shown
+        length, epsilon = math.sqrt(columns.gram[:, 0].max()), math.log1p(math.expm1(claim.epsilon) / chance)
+        return chance * gaussian_delta(epsilon, length / claim.sigma)
     covered = scheme["name"] in ("poisson", "cyclic-poisson", "balls-in-bins") and columns.gram.shape[1] <= b
     if claim.accountant == "pld" and covered and not claim.mirrored:  # independent steps, given the class
         return poisson_delta(-(-n // b), scheme.get(_P, 1.0), claim.sigma, claim.epsilon, claim.verified)

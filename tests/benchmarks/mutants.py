@@ -245,6 +245,11 @@ MUTANTS = [
     Mutant("jaxacct/schemes/replicas/table.py", "if not event > 0:", "if False:", TABLES),
     Mutant("jaxacct/schemes/replicas/table_weights.py", "rows.base[part] + 1 + longest", "rows.base[part] + longest", "tests/kernels/test_draw_errors.py"),
     Mutant("jaxacct/schemes/replicas/table_weights.py", "both.max(where=leaves, initial=0.0)", "0.0", "tests/kernels/test_draw_errors.py"),
+    Mutant(CHECK, "return scheme[_K] if scheme[_K] <= 1 else 0.0", "return min(1.0, scheme[_K])", CHECKER),
+    Mutant(CHECK, 'scheme["warm_start"] and scheme[_B] >= n and', 'scheme["warm_start"] and', CHECKER),
+    Mutant(CHECK, 'scheme["warm_start"] and scheme[_B] >= n', "scheme[_B] >= n", CHECKER),
+    Mutant(CHECK, "2 * columns.gram.shape[1] > n", "n > 0", CHECKER),
+    Mutant(CHECK, "math.log1p(math.expm1(claim.epsilon) / chance)", "claim.epsilon", CHECKER),
     Mutant("jaxacct/checker.py", "weight * (1 - keep), False", "weight * (1 - keep), True", "tests/checker/test_checker.py"),
     # Plans and files.
     Mutant("jaxacct/common/files.py", ", parse_constant=_refuse", "", "tests/common/test_files.py tests/core/test_plan.py"),

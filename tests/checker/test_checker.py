@@ -293,6 +293,39 @@ def test_analytic_bounds_against_closed_forms_and_quadrature():
     assert exact * (1 - 1e-7) <= checker.poisson_delta(1, p, sigma, epsilon, 1e-3) <= exact * 1.002
 
 
+@pytest.mark.parametrize(
+    "scheme, chance",
+    [
+        ({"name": "balanced-min-sep", "participations": 0.3}, 0.3),
+        ({"name": "balanced-min-sep", "participations": 1.2}, None),
+        (
+            {"name": "b-min-sep", "warm_start": True, "min_separation": 9, "sampling_probability": 0.25},
+            5 / 12,
+        ),
+        ({"name": "b-min-sep", "warm_start": True, "min_separation": 4, "sampling_probability": 0.25}, None),
+        ({"name": "b-min-sep", "warm_start": False, "min_separation": 9, "sampling_probability": 0.25}, None),
+        ({"name": "poisson", "sampling_probability": 0.25}, None),
+    ],
+)
+def test_one_participation_that_may_not_be(scheme, chance):
+    """`q N(1, sigma^2) + (1 - q) N(0, sigma^2)` by quadrature; with groups of phases it is not covered."""
+
+    def bound(c, mirrored=False):
+        claim = checker.Claim(scheme, None, 0.8, mirrored, 1.0, 0.5, 0.5, 0.0, 0.0, None, "random-allocation")
+        return checker.analytic_delta(claim, checker.Columns(np.array(c), 5, 5))
+
+    def excess(y):
+        ratio = 1 - chance + chance * math.exp((y - 0.5) / 0.64)
+        return stats.norm.pdf(y, 0, 0.8) * max(ratio - math.e, 0.0)
+
+    whole = [5**-0.5] * 5
+    for given in ([whole, True], [[0.6, 0.8]], *([[whole]] if chance is None else [])):
+        with pytest.raises(checker.NotCovered):
+            bound(*given)
+    if chance is not None:
+        assert bound(whole) == pytest.approx(integrate.quad(excess, 0, 12, points=[1, 2, 3])[0], rel=1e-5)
+
+
 def claim_json(scheme, strategy, sigma, epsilon, delta, adjacency="zero-out") -> dict:
     """A plan without notes, whose evidence the checker does not recompute."""
     budget = Budget.split(delta)

@@ -29,7 +29,8 @@ class RandomAllocation(Accountant):
 
     def is_close(self, mechanism: Mechanism, delta: float | None, compose_with=None) -> bool:
         del delta
-        return compose_with is None and why_not_identity(mechanism) is None
+        is_own = compose_with is None and not mechanism.scheme.independent_epochs  # `redrawn-bins` is faster
+        return is_own and why_not_identity(mechanism) is None
 
     def bound(self, mechanism: Mechanism, epsilon: float, compose_with) -> float:
         del compose_with
