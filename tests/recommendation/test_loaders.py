@@ -205,16 +205,19 @@ def test_one_band_is_the_sampler_with_the_least_certified_noise():
     run = dict(dataset_size=1_000_000, batch_size=1000, iterations=10_000, epsilon=1.0, delta=1e-7)
     found = recommend(**run, bands=1)
     rows = {row.scheme.name: row for row in found.candidates}
-    assert found.chosen is rows["poisson"]
-    assert found.chosen.noise_multiplier < rows["balls-in-bins"].noise_multiplier
+    assert found.chosen is rows["epochwise-allocation"]
+    assert (
+        found.chosen.noise_multiplier
+        < rows["poisson"].noise_multiplier
+        < rows["balls-in-bins"].noise_multiplier
+    )
     plan = found.calibrate()
-    assert plan.evidence == Bound("pld")
+    assert plan.evidence == Bound("redrawn-bins")
     assert plan.noise_multiplier == pytest.approx(found.chosen.noise_multiplier, rel=1e-3)
-    events = PoissonSampledDpEvent(1e-3, GaussianDpEvent(plan.noise_multiplier))
+    # Those of the others are certified, too: of Poisson sampling by the peer.
+    assert (rows["poisson"].accountant, rows["balls-in-bins"].accountant) == ("pld", "random-allocation")
+    events = PoissonSampledDpEvent(1e-3, GaussianDpEvent(rows["poisson"].noise_multiplier))
     assert 0.97e-7 < PLDAccountant().compose(events, 10_000).get_delta(1.0) < 1.003e-7
-    # The other one's noise is certified, too.
-    other = rows["balls-in-bins"]
-    assert other.accountant == "random-allocation"
 
 
 def test_dp_sgd_is_released_where_all_others_exceed_their_estimates(small, monkeypatch):
