@@ -8,7 +8,8 @@ import functools
 import math
 from collections.abc import Callable
 
-from jaxacct.accountants import analytic, unamplified
+from jaxacct.accountants import ACCOUNTANTS, analytic, unamplified
+from jaxacct.accountants.allocation.random_allocation import RandomAllocation, noise_about
 from jaxacct.common import validate
 from jaxacct.core import truncation
 from jaxacct.core.claim import Claim, ClaimedTarget
@@ -165,6 +166,10 @@ def smallest_bound(
         assert target is not None
         revealed = unamplified.noise_multiplier_for(problem.at(1.0), target.epsilon, target.budget.delta)
         most = min(most, max(2 * least, 1e4 * revealed))
+        if estimate is None and ACCOUNTANTS[RandomAllocation.name].supports(
+            problem.at(1.0), problem.compose_with
+        ):
+            estimate = noise_about(problem.at(1.0), target.epsilon, target.budget.delta)
         near = max(1.001 * least, min(revealed, estimate or revealed))
     value = roots.root(room, least, most, near, width)[1]
     return value if value < most or room(most) >= 0 else None

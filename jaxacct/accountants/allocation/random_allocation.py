@@ -7,11 +7,14 @@ bound up to a grid. Where C has B bands, phases at least B steps apart do not ov
 revealed, turned by a uniform number of steps: an upper bound (section 9).
 """
 
+import math
+
 import numpy as np
 
 from jaxacct.accountants.allocation.lognormal_lattice import Mixture, Phases
 from jaxacct.accountants.allocation.lognormal_sums import divergence_bound
 from jaxacct.accountants.base import Accountant, cross_term, why_not_identity
+from jaxacct.accountants.tradeoff.curves.gaussian import gdp_mu
 from jaxacct.mechanisms.mechanism import Mechanism
 
 
@@ -54,3 +57,11 @@ def mixture_of(mechanism: Mechanism) -> Mixture:
         tuple(Phases(number, turns**0.5 / mechanism.noise_multiplier) for turns, number in phases.items()),
         unused,
     )
+
+
+def noise_about(mechanism: Mechanism, epsilon: float, delta: float) -> float:
+    """Return about the noise multiplier of a covered mechanism: where one X alone is large, the others 1."""
+    mixture = mixture_of(mechanism)
+    turns = (max(part.mu for part in mixture.phases) * mechanism.noise_multiplier) ** 2
+    of_one = min(0.5, delta * mixture.total / mixture.terms)
+    return math.sqrt(turns) / gdp_mu(math.log1p(mixture.total * math.expm1(epsilon)), of_one)
