@@ -136,9 +136,11 @@ def test_little_memory_and_a_large_epsilon_take_buffers(tmp_path, monkeypatch):
     numbers |= dict(scheme="b-min-sep")
     recommended = recommend(**numbers)
     chosen = recommended.chosen
-    assert (chosen.matrix, chosen.memory_copies, chosen.accountant) == ("buffered", 3, "unamplified")
+    # One participation for certain, of one phase: both bounds are the same Gaussian's.
+    assert (chosen.matrix, chosen.memory_copies) == ("buffered", 3)
+    assert chosen.accountant in ("unamplified", "random-allocation")
     assert chosen.error < 0.59 * min(row.error for row in recommended.candidates if row is not chosen)
-    assert chosen.describe() == "b-min-sep, separation 64, 1 buffer (BLT), participation revealed"
+    assert chosen.describe().startswith("b-min-sep, separation 64, 1 buffer (BLT)")
     alone = recommend(**numbers, strategy="buffered", bands=1)
     assert alone.candidates == (chosen,) and alone.looked_at == 1
     monkeypatch.setattr(problem_module, "recommend", lambda **given: recommended)
@@ -146,10 +148,11 @@ def test_little_memory_and_a_large_epsilon_take_buffers(tmp_path, monkeypatch):
     sizes = ["--dataset-size", "640", "--batch-size", "10", "--iterations", "64"]
     assert exit_code("calibrate", *sizes, *target, "--memory-copies", "3", "--out", path) == 0
     plan = Plan.load(path)
-    assert choice_of(plan) == recommended.choice and plan.evidence == Bound("unamplified")
+    assert choice_of(plan) == recommended.choice and plan.evidence == Bound(chosen.accountant)
     mechanism = plan.mechanism
     assert (mechanism.scheme, mechanism.strategy) == (chosen.scheme, chosen.strategy)
-    assert 1 <= mechanism.noise_multiplier / chosen.noise_multiplier < 1.011  # one step of the search
+    # Both are bounds, within 1.0005 of the smallest.
+    assert 1 / 1.0006 < mechanism.noise_multiplier / chosen.noise_multiplier < 1.0006
     numbers |= dict(strategy="buffered")
     for changed, message in (
         (dict(bands=2, memory_copies=4), "memory_copies must be at least 5 for 2 buffers, got 4"),
