@@ -17,6 +17,7 @@ from jaxacct.accountants.allocation import lognormal_lattice, lognormal_sums, ra
 from jaxacct.accountants.allocation.lognormal_lattice import Mixture, Phases, lattice_distribution
 from jaxacct.accountants.allocation.lognormal_sums import divergence_bound
 from jaxacct.accountants.tradeoff.curves.gaussian import gdp_delta
+from jaxacct.calibration.grid import Problem, smallest_bound
 from jaxacct.estimates.estimate import estimate_delta
 from tests.oracles import enumeration
 from tests.oracles.settings import slow
@@ -313,6 +314,7 @@ def test_a_uniform_phase_is_the_whole_distribution(scheme):
         (BalancedMinSep(20, 1, 0.4), 3, {1: 6}, 9),
         (BalancedMinSep(20, 1, 0.4), 20, {1: 1}, 1.5),
         (BMinSep(20, 20, 0.5), 6, {1: 3}, 3 * 0.05),
+        (BMinSep(9, 20, 0.3), 15, {1: 1}, 4 / 2.7),  # fewer steps than bands
     ],
 )
 def test_phases_of_a_group_do_not_overlap(scheme, bands, phases, unused):
@@ -350,3 +352,14 @@ def test_an_attack_on_overlapping_phases():
     error = math.sqrt(math.log(1e6) / (2 * num))
     assert delta - error <= ACCOUNTANTS["random-allocation"].delta(mechanism, epsilon) <= delta + 0.01
     assert delta - error > divergence_bound(Mixture((Phases(3, 10**0.5 / 10.0),)), epsilon)
+
+
+@pytest.mark.parametrize("epsilon", [1e-3, 1.0, 1e3, 1e4])
+def test_a_search_for_noise_at_every_epsilon(epsilon):
+    """Over the admitted range, from where one phase alone makes the divergence: within a tenth at 1."""
+    scheme, targets = BallsInBins(12, 4), dict(epsilon=epsilon, delta=1e-9)
+    found = smallest_bound(Problem(scheme, IDENTITY, "zero-out", **targets), None, 1.0005)
+    about = random_allocation.noise_about(Mechanism(scheme, IDENTITY, 1.0), **targets)
+    assert found is not None and 0 < about < math.inf
+    if epsilon == 1:
+        assert found == pytest.approx(about, rel=0.1)

@@ -528,7 +528,7 @@ MUTANTS = [
     Mutant(SUMS_OF_X, "(one, other.number - (i == j))", "(one, other.number)", ALLOCATION),
     Mutant(SUMS_OF_X, "factor - mixture.unused - 2.0**-46", "factor - 2.0**-46", ALLOCATION),
     Mutant(SUMS_OF_X, "@ logs - logs", "@ logs - 2 * logs", ALLOCATION),
-    Mutant("jaxacct/accountants/allocation/random_allocation.py", "size = len(turns) // bands", "size = -(-len(turns) // bands)", ALLOCATION),
+    Mutant("jaxacct/accountants/allocation/random_allocation.py", "size = max(1, len(turns) // bands)", "size = -(-len(turns) // bands)", ALLOCATION),
     Mutant("jaxacct/accountants/allocation/random_allocation.py", "-(-numbers.cumsum() // distance)", "numbers.cumsum() // distance", ALLOCATION),
     Mutant("jaxacct/accountants/allocation/random_allocation.py", "size * (1 / scheme.phase_probability - 1)", "size * (2 / scheme.phase_probability - 2)", ALLOCATION),
     Mutant("jaxacct/schemes/b_min_sep.py", "(p < 1 and b < n)", "(p < 1 and b < n - 1)", ACCOUNTANTS),

@@ -45,7 +45,7 @@ def mixture_of(mechanism: Mechanism) -> Mixture:
     scheme = mechanism.scheme
     turns, bands = scheme.phase_participations, mechanism.strategy.bands
     assert turns is not None
-    size = len(turns) // bands  # of a group
+    size = max(1, len(turns) // bands)  # of a group
     distance = len(turns) // size  # of its phases, around the cycle: at least as many steps as bands
     values, numbers = np.unique(-turns, return_counts=True)
     # Phases of so many turns or more are neighbours: at most so many of them are in a group.
@@ -64,4 +64,4 @@ def noise_about(mechanism: Mechanism, epsilon: float, delta: float) -> float:
     mixture = mixture_of(mechanism)
     turns = (max(part.mu for part in mixture.phases) * mechanism.noise_multiplier) ** 2
     of_one = min(0.5, delta * mixture.total / mixture.terms)
-    return math.sqrt(turns) / gdp_mu(math.log1p(mixture.total * math.expm1(epsilon)), of_one)
+    return math.sqrt(turns) / gdp_mu(math.log1p(mixture.total * math.expm1(min(epsilon, 300.0))), of_one)
