@@ -416,7 +416,7 @@ def test_plain_draws_give_the_exact_delta(direction, key):
     scheme = ja.TruncatedBMinSep(1, 1, 0.4, 4, 8)
     mechanism = ja.Mechanism(scheme, ja.BandedToeplitz.identity(), 0.7)
     exact = pair_delta(7, 0.4, 4, 0.7, 0.8, direction)
-    draws = draws_of(plain(mechanism, direction), key, 500)
+    draws = draws_of(plain(mechanism, direction), key, 1500)
     sign = 1 if direction == "remove" else -1
     terms = np.maximum(0.0, -np.expm1(0.8 - sign * draws.loss))
     error = terms.std() / np.sqrt(terms.size)
