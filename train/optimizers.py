@@ -67,8 +67,7 @@ class Privatizer:
         end, sound = self.mechanism.scheme.iterations, updates.is_finite
         covered = (state.step < end) & sound
         after = after._replace(step=jnp.where(sound, after.step, end))
-        private = updates.scaled(1 / self.expected_batch_size, drawn)
-        return jax.tree.map(lambda leaf: jnp.where(covered, leaf, jnp.nan), private), after
+        return updates.scaled(1 / self.expected_batch_size, drawn, covered), after
 
 
 def privatize(

@@ -16,6 +16,7 @@ from jaxacct.mechanisms.mechanism import Mechanism
 
 from ..noise import recursion as noise
 from ..procedures.by_device import Across
+from .joined import map_where
 
 _FINEST = 23  # bits; float32 gradients have no more
 _LEVELS = 2.0**20  # of noise: fine beside the noise, coarse beside its float64 arithmetic
@@ -121,8 +122,11 @@ class GridSum:
         """Return the sum as it is, a pytree of NumPy's int64."""
         return jax.tree.map(np.int64, self.whole)
 
-    def scaled(self, factor: float, added=None):
-        """Return `(sum + added) unit factor`, float32, rounded once; `added` is a pytree of integers."""
+    def scaled(self, factor: float, added=None, covered=True):
+        """Return `(sum + added) unit factor`, float32, rounded once; `added` is a pytree of integers.
+
+        NaN unless `covered`, () bool.
+        """
         # JAX makes float32 of NumPy's arrays: neighbouring sums may then differ by more than the clip norm.
         for leaf in jax.tree.leaves(self.whole):
             if leaf.dtype != np.float64:
@@ -135,4 +139,4 @@ class GridSum:
         with jax.enable_x64(True):
             added = jax.tree.map(jnp.zeros_like, self.whole) if added is None else added
             chex.assert_trees_all_equal_shapes(self.whole, added)
-            return jax.tree.map(value, self.whole, added)
+            return map_where(covered, value, self.whole, added)

@@ -42,21 +42,43 @@ class Layout:
         others = [value for i, value in enumerate(values) if i not in self.small]
         return [joined, *others] if self.small else others
 
-    def join(self, arrays: list) -> list:
-        """Return (rows, entries) of the small arrays, (rows, ...) each, and the others as they are."""
-        rows = [arrays[i].reshape(len(arrays[i]), -1) for i in self.small]
-        return self.listed(jnp.concatenate(rows, 1) if rows else None, arrays)
+    def join(self, arrays: list, axes: int = 1) -> list:
+        """Return (.., entries) of the small arrays, (.., ...) each, and the others as they are.
+
+        Args:
+          arrays: like those of the layout, with axes of their own before those.
+          axes: how many of their own.
+        """
+        own = [arrays[i].reshape(*arrays[i].shape[:axes], math.prod(self.shapes[i])) for i in self.small]
+        return self.listed(jnp.concatenate(own, axes) if own else None, arrays)
 
     def zeros(self) -> list[jax.Array]:
         """Return zeros like a sum over the rows of `join`, float64 where that is enabled."""
         entries = sum(math.prod(self.shapes[i]) for i in self.small)
         return self.listed(jnp.zeros(entries), [jnp.zeros(shape) for shape in self.shapes])
 
-    def split(self, sums: list):
-        """Return the pytree of a sum over the rows of `join`."""
+    def split(self, values: list, axes: int = 0):
+        """Return the pytree whose `join` the values are; by default with no axes of their own."""
         ends = list(itertools.accumulate(math.prod(self.shapes[i]) for i in self.small))
-        parts = jnp.split(sums[0], ends[:-1]) if self.small else []
-        found = {i: part.reshape(self.shapes[i]) for i, part in zip(self.small, parts, strict=True)}
-        others = iter(sums[bool(self.small) :])
+        parts = jnp.split(values[0], ends[:-1], axes) if self.small else []
+        found = {
+            i: part.reshape(*part.shape[:axes], *self.shapes[i])
+            for i, part in zip(self.small, parts, strict=True)
+        }
+        others = iter(values[bool(self.small) :])
         leaves = [found[i] if i in found else next(others) for i in range(len(self.shapes))]
         return jax.tree.unflatten(self.structure, leaves)
+
+
+def map_where(condition, function, tree, *others):
+    """Return `jax.tree.map` of a function of each number alone; NaN unless `condition`, () bool.
+
+    Values of small arrays are computed at once and stored, as a branch of the program.
+    """
+    layout = Layout.of(tree)
+    arrays = list(zip(*(layout.join(jax.tree.leaves(each), 0) for each in (tree, *others)), strict=True))
+    values = [jnp.where(condition, function(*each), jnp.nan) for each in arrays]
+    if layout.small:
+        kind = values[0]
+        values[0] = jax.lax.cond(condition, function, lambda *_: jnp.full_like(kind, jnp.nan), *arrays[0])
+    return layout.split(values)

@@ -23,6 +23,7 @@ from scipy import signal
 
 from jaxacct.strategies import BufferedRecursion, NoiseRecursion, Strategy
 
+from ..clipping.joined import Layout
 from ..procedures.stored import stored
 from .normals import LARGEST, fresh_key, key_of_run, normals_of, split, standard_normals
 
@@ -101,17 +102,21 @@ def draw(
     for z in vectors:
         if z.dtype != np.float64:
             raise ValueError(f"normals must be float64, got {z.dtype}")
-    rings, kept = jax.tree.flatten(state.recent)
+    layout = Layout.of(jax.tree.unflatten(jax.tree.structure(params), vectors))
+    rings = jax.tree.leaves(state.recent)
     with jax.enable_x64(True):
         stream = _stream_of(strategy)
-        solve, store = stream.at(levels, state.step)
-        fresh = [stream.fresh(levels, z) for z in vectors]
-        made = [solve(*each) for each in zip(fresh, rings, strict=True)]
-    made = _stored(made) if strategy.noise_copies else made  # else nothing is read twice
-    with jax.enable_x64(True):
-        rings = [store(ring, *each) for ring, each in zip(rings, made, strict=True)]
-    drawn = jax.tree.unflatten(jax.tree.structure(params), [first for first, *_ in made])
-    return drawn, NoiseState(state.step + 1, jax.tree.unflatten(kept, rings), state.key)
+        solve, renewed, store = stream.at(levels, state.step)
+        fresh = [stream.fresh(levels, z) for z in layout.join(vectors, 0)]
+        joined = layout.join(rings)
+        made = [solve(*each) for each in zip(fresh, joined, strict=True)]
+        made = _stored(made) if strategy.noise_copies else made  # else nothing is read twice
+        drawn = layout.split([first for first, *_ in made])
+        if strategy.noise_copies:
+            news = layout.split([renewed(ring, *each) for ring, each in zip(joined, made, strict=True)], 1)
+            rings = [store(*each) for each in zip(rings, jax.tree.leaves(news), strict=True)]
+    kept = jax.tree.unflatten(jax.tree.structure(state.recent), rings)
+    return drawn, NoiseState(state.step + 1, kept, state.key)
 
 
 def _stored(integers):
@@ -155,10 +160,10 @@ class LastVectors:
         return place, ages, jax.lax.optimization_barrier(weights)
 
     def at(self, levels: float, step):
-        """Return `solve` and `store`.
+        """Return `solve`, `renewed` and `store`, of which the first two may have arrays side by side.
 
         `solve`: (`fresh`, ring) -> (W, and what is stored where that is something else);
-        `store`: (ring, the same) -> the next ring.
+        `renewed`: (ring, the same) -> what of the ring is new; `store`: (ring, that) -> the next ring.
         """
         (place, _, weights), inverse = self.slots(step), self.of_inverse
 
@@ -171,10 +176,13 @@ class LastVectors:
             drawn = jnp.floor(fresh.astype(jnp.float64) / FRACTION + earlier + 0.5)
             return drawn.astype(jnp.int32), fresh
 
-        def store(ring, *made):
-            return jax.lax.dynamic_update_index_in_dim(ring, made[-1], place, 0) if self.kept else ring
+        def renewed(ring, *made):
+            return made[-1][None]
 
-        return solve, store
+        def store(ring, new):
+            return jax.lax.dynamic_update_slice_in_dim(ring, new, place, 0)
+
+        return solve, renewed, store
 
 
 class _RunningSums:
@@ -208,16 +216,16 @@ class _RunningSums:
             earlier = sum(weights[j] * summed(parts, j) for j in buffers)
             return (jnp.round((levels / first) * z - earlier).astype(jnp.int32),)
 
-        def store(parts, drawn):
+        def renewed(parts, drawn):
+            wholes, fractions = [], []
             for j in buffers:
                 units_of = (decays[j] * summed(parts, j) + drawn.astype(jnp.float64)) / units[j]
                 whole = _stored(jnp.round(units_of).astype(jnp.int32))
-                fraction = jnp.round((units_of - whole.astype(jnp.float64)) / _FINE).astype(jnp.int32)
-                for at, part in ((j, whole), (j + len(buffers), fraction)):
-                    parts = jax.lax.dynamic_update_index_in_dim(parts, part, at, 0)
-            return parts
+                wholes.append(whole)
+                fractions.append(jnp.round((units_of - whole.astype(jnp.float64)) / _FINE).astype(jnp.int32))
+            return jnp.stack([*wholes, *fractions])
 
-        return solve, store
+        return solve, renewed, lambda parts, new: new
 
 
 def _stream_of(strategy: Strategy):

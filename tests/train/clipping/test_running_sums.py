@@ -91,12 +91,12 @@ def test_no_sum_leaves_its_32_bits(buffer):
     signs = np.sign(signal.lfilter([1.0], [1.0, -strategy.decays[buffer]], inverse))[::-1]
     sums, ring = np.zeros(2), jnp.zeros((4, 1), jnp.int32)
     with jax.enable_x64(True):
-        solve, store = noise._stream_of(strategy).at(levels, jnp.int32(0))
+        solve, renewed, _ = noise._stream_of(strategy).at(levels, jnp.int32(0))
 
         @jax.jit
         def step(ring, normal):
             (drawn,) = solve(normal, ring)
-            return store(ring, drawn), drawn
+            return renewed(ring, drawn), drawn
 
         for sign in signs:
             ring, drawn = step(ring, jnp.full(1, sign * LARGEST))

@@ -14,6 +14,7 @@ from jaxacct import BandedInverse, BandedToeplitz, BMinSep, BufferedToeplitz, Me
 from jaxacct.kernels.randomness import fresh_key, key_words
 from tests.refusals import refused
 from train.batches import sampler
+from train.clipping import joined
 from train.clipping.grid import Grid, GridSum
 from train.clipping.sums import ClippedSum
 from train.noise import chacha, normals
@@ -245,6 +246,32 @@ def test_a_sum_is_the_nearest_integers():
         released, after = update(each, state)
         assert np.isnan(released).all() and np.isnan(each.whole).all() and not each.is_finite
         assert np.isnan(update(one, after)[0]).all()  # an optimizer that skips NaN sees nothing later, either
+
+
+@pytest.mark.parametrize(
+    "strategy",
+    [BandedToeplitz.square_root(3), BandedInverse((1.0, -0.3), 3), BufferedToeplitz((0.9,), (0.2,), 3)],
+)
+def test_small_arrays_side_by_side_have_the_numbers_of_each_alone(strategy, monkeypatch):
+    """Noise, what is kept, and updates, of which all are NaN after the mechanism's end."""
+    mechanism = Mechanism(BMinSep(3, 3, 0.1), strategy, 1.0)
+    private = privatize(mechanism, clip_norm=1.0, expected_batch_size=1.0, key=KEY)
+    params = {**PARAMS, "large": jnp.zeros((5, 3)), "none": jnp.zeros(0)}
+
+    def released(most: int) -> list:
+        monkeypatch.setattr(joined, "_MAX_ENTRIES", most)
+        update, state, found = jax.jit(lambda *given: private.update(*given)), private.init(params), []
+        for _ in range(4):
+            with jax.enable_x64(True):
+                total = GridSum.of(jax.tree.map(lambda leaf: leaf + 7.0, params), private.grid)
+            updates, state = update(total, state)
+            found.append((updates, state.recent))
+        return found
+
+    together, alone = released(14), released(-1)
+    jax.tree.map(np.testing.assert_array_equal, together, alone)
+    assert not np.isnan(flat([updates for updates, _ in together[:3]])).any()
+    assert np.isnan(flat(together[3][0])).all()
 
 
 def test_a_sum_that_lost_bits_on_its_way_is_refused():
