@@ -28,7 +28,7 @@ from tests.benchmarks.results import record
 from tests.benchmarks.steps import peer_of
 from train.noise.recursion import NoiseState
 from train.optimizers import privatize
-from train.procedures.step import TrainState, make_step
+from train.procedures.step import PrivateStep, TrainState, make_step
 
 POSITIONS, BATCH, BANDS = 32, 16, 4
 LAYOUTS: dict[str, tuple[int, int] | None] = {
@@ -37,7 +37,7 @@ LAYOUTS: dict[str, tuple[int, int] | None] = {
     "2 x 4": (2, 4),
     "1 x 8": (1, 8),
 }
-P = PartitionSpec
+P, ADAM = PartitionSpec, optax.adam(1e-3)
 WHOLE = P()
 
 
@@ -49,7 +49,7 @@ def shapes_of(layers: int, width: int, words: int) -> dict[str, tuple[int, ...]]
 
 
 def loss(params, example):
-    """Return the cross-entropy of the next words of one example."""
+    """Return the cross-entropy of the next words of one example; layers in a list are taken one by one."""
 
     @jax.checkpoint
     def layer(x, w):
@@ -57,9 +57,21 @@ def loss(params, example):
         x = x + jax.nn.softmax(query @ key.T / math.sqrt(x.shape[-1])) @ value @ w["out"]
         return x + jax.nn.gelu(x @ w["up"]) @ w["down"], None
 
-    layers = {name: leaf for name, leaf in params.items() if name != "table"}
-    x, _ = jax.lax.scan(layer, params["table"][example["words"]], layers)
+    x = params["table"][example["words"]]
+    for each in params.get("layers", ()):
+        x, _ = layer(x, each)
+    if "layers" not in params:
+        x, _ = jax.lax.scan(layer, x, {name: leaf for name, leaf in params.items() if name != "table"})
     return optax.softmax_cross_entropy_with_integer_labels(x @ params["table"].T, example["next"]).mean()
+
+
+def private_step(noise_memory: str, mesh: Mesh | None = None) -> PrivateStep:
+    """Return the step of Adam by ghost clipping of two rows at a time."""
+    mechanism = Mechanism(BMinSep(100, BANDS, 0.1), BandedInverse.bisr(iterations=100, bands=BANDS), 1.0)
+    private = privatize(
+        mechanism, clip_norm=1.0, expected_batch_size=8, key=np.zeros(8, np.uint32), noise_memory=noise_memory
+    )
+    return make_step(loss, private, ADAM, clipping="ghost", mesh=mesh, microbatch_size=2)
 
 
 def memory(shapes, layout: tuple[int, int] | None, noise_memory: str) -> Any:
@@ -71,19 +83,15 @@ def memory(shapes, layout: tuple[int, int] | None, noise_memory: str) -> Any:
         return jax.ShapeDtypeStruct(shape, dtype, sharding=sharding)
 
     specs = {name: P(*(None,) * (len(shape) - 1), "model") for name, shape in shapes.items()}
-    mechanism = Mechanism(BMinSep(100, BANDS, 0.1), BandedInverse.bisr(iterations=100, bands=BANDS), 1.0)
-    private = privatize(
-        mechanism, clip_norm=1.0, expected_batch_size=8, key=np.zeros(8, np.uint32), noise_memory=noise_memory
-    )
-    copies = 0 if private.redraws else mechanism.strategy.noise_copies
+    step = private_step(noise_memory, mesh)
+    copies = 0 if step.private.redraws else step.private.mechanism.strategy.noise_copies
     params = {name: array(shape, jnp.float32, specs[name]) for name, shape in shapes.items()}
     kept = {n: array((copies, *shape), jnp.int32, P(None, *specs[n])) for n, shape in shapes.items()}
     noise = NoiseState(array((), jnp.int32), kept, array((8,), jnp.uint32))
-    first, *others = jax.eval_shape(optax.adam(1e-3).init, params)
+    first, *others = jax.eval_shape(ADAM.init, params)
     first = first._replace(count=array((), jnp.int32), mu=params, nu=params)
     rows = WHOLE if mesh is None else P(mesh.axis_names)
     words = array((BATCH, POSITIONS), jnp.int32, rows)
-    step = make_step(loss, private, optax.adam(1e-3), clipping="ghost", mesh=mesh, microbatch_size=2)
     state = TrainState(params, noise, (first, *others))
     traced = step.trace(state, {"words": words, "next": words}, array((BATCH,), bool, rows))
     return traced.lower().compile().memory_analysis()
@@ -100,7 +108,7 @@ def peer(shapes, layout: tuple[int, int] | None) -> Any:
         spec = P(*(None,) * (leaf.ndim - 1), "model") if spec is None and leaf.ndim > 1 else spec or WHOLE
         return leaf if mesh is None else leaf.update(sharding=NamedSharding(mesh, spec))
 
-    first, step = peer_of(loss, BANDS, 2, optax.adam(1e-3))
+    first, step = peer_of(loss, BANDS, 2, ADAM)
     params = {name: jax.ShapeDtypeStruct(shape, jnp.float32) for name, shape in shapes.items()}
     state = jax.tree.map(placed, jax.eval_shape(first, params))
     words = placed(jax.ShapeDtypeStruct((BATCH, POSITIONS), jnp.int32), P("data"))

@@ -1,0 +1,103 @@
+"""Steps of a transformer of 109 million parameters, its layers in a scan and one by one.
+
+    python -m tests.benchmarks.large_steps [LAYERS WIDTH WORDS]
+
+Plain training, the private step and jax-privacy's, each in turn; 6 GB of memory.
+"""
+
+import functools
+import math
+import sys
+import time
+from collections.abc import Iterator
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+
+from tests.benchmarks.results import record
+from tests.benchmarks.sharded_memory import ADAM, BANDS, BATCH, POSITIONS, loss, private_step, shapes_of
+from tests.benchmarks.steps import peer_of
+
+TURNS = 4
+
+
+@functools.partial(jax.jit, donate_argnums=0)
+def plain(state, batch):
+    """Return the state after a step of Adam by the mean gradient."""
+    params, moments = state
+    gradient = jax.grad(lambda p: jax.vmap(loss, (None, 0))(p, batch).mean())(params)
+    updates, moments = ADAM.update(gradient, moments, params)
+    return optax.apply_updates(params, updates), moments
+
+
+def parameters(shapes, scanned: bool) -> dict:
+    """Return parameters, small random numbers."""
+    generator = np.random.default_rng(0)
+    params = {
+        name: jnp.asarray(0.02 * generator.normal(size=shape), jnp.float32) for name, shape in shapes.items()
+    }
+    if scanned:
+        return params
+    table = params.pop("table")
+    return {
+        "table": table,
+        "layers": [jax.tree.map(lambda leaf, i=i: leaf[i], params) for i in range(shapes["qkv"][0])],
+    }
+
+
+def measured(shapes) -> Iterator[list[str]]:
+    """Yield the rows of the record."""
+    words = np.random.default_rng(0).integers(0, shapes["table"][0], (BATCH, POSITIONS + 1)).astype(np.int32)
+    batch, mask, size = (
+        {"words": words[:, :-1], "next": words[:, 1:]},
+        np.ones(BATCH, bool),
+        sum(map(math.prod, shapes.values())),
+    )
+    for scanned in (True, False):
+        step, (begin, peer) = private_step("keep"), peer_of(loss, BANDS, 2, ADAM)
+        runs = {
+            "plain": (lambda params: (params, ADAM.init(params)), plain, (batch,)),
+            "private": (step.init, step, (batch, mask)),
+            "jax-privacy": (begin, jax.jit(peer, donate_argnums=0), (batch,)),
+        }
+        least: dict[str, float] = {}
+        for name, (first, run, given) in runs.items():
+            state, taken = first(parameters(shapes, scanned)), []
+            begun = time.process_time()
+            temporary = run.trace(state, *given).lower().compile().memory_analysis().temp_size_in_bytes
+            compiled = time.process_time() - begun
+            for _ in range(TURNS):
+                begun = time.process_time()
+                after = jax.block_until_ready(run(state, *given))
+                state = after[0] if run is step else after
+                taken.append(time.process_time() - begun)
+            least[name] = min(taken[1:])
+            numbers = (least[name], least[name] / least["plain"], compiled, temporary / (4 * size))
+            yield ["a scan" if scanned else "one by one", name, *(f"{number:.2f}" for number in numbers)]
+
+
+if __name__ == "__main__":
+    shapes, rows = shapes_of(*map(int, sys.argv[1:] or (8, 1024, 8192))), []
+    for row in measured(shapes):
+        print("|", " | ".join(row), "|", flush=True)
+        rows.append(row)
+    record(
+        "large_steps",
+        question="Steps of 109 million parameters, layers in a scan of `jax.checkpoint` or one by one",
+        order=66,
+        columns=[
+            "layers",
+            "step",
+            "CPU s a step",
+            "over plain",
+            "CPU s to compile",
+            "memory beyond the state, copies",
+        ],
+        rows=rows,
+        note=f"A transformer of {sum(map(math.prod, shapes.values())):,} parameters, Adam, inverse of "
+        f"{BANDS} bands, batch {BATCH} of {POSITIONS} words, ghost clipping two rows at a time; least of "
+        f"{TURNS - 1} steps after the first. Compile: trace, lower and compile. jax-privacy: gradients of "
+        "two examples at a time, and its own streamed noise of as many bands.",
+    )
