@@ -26,10 +26,8 @@ SearchedScheme = Literal[
 ]
 MATRICES: tuple[str, ...] = get_args(MatrixName)
 SCHEME_NAMES: tuple[str, ...] = get_args(SearchedScheme)
-COEFFICIENTS = "coefficients"
-"""Name of a banded matrix that was given by its coefficients."""
-INVERSE = "optimal-inverse"
-"""Name of a matrix whose inverse is banded: its noise can be drawn again, and kept nowhere."""
+COEFFICIENTS = "coefficients"  # of a banded matrix that was given by its coefficients
+INVERSE = "optimal-inverse"  # matrix with a banded inverse: its noise can be drawn again, and kept nowhere
 
 
 @dataclass(frozen=True)

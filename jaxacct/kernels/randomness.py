@@ -216,5 +216,4 @@ def multiply_high(a, b):
     return a_high * b_high + (middle >> 16) + (((middle & 0xFFFF) + a_low * b_high) >> 16)
 
 
-MIN_PROBABILITY = 2.0**-48
-"""Below this, draws of 64 bits have a relevant relative error, and tables refuse it."""
+MIN_PROBABILITY = 2.0**-48  # below it, draws of 64 bits have a relevant relative error: tables refuse it

@@ -38,8 +38,7 @@ from jaxacct.kernels.recurrence import compensated_step, softplus, two_sum
 SHARE_ERROR = 2.0**-51
 """Bound on the error of a drawn choice's probability, beside one relative to it, over the number of choices
 (proofs/sampling_table.md, section 4)."""
-_RARE_SHARE = 2.0**-30
-"""Choices below this probability have an absolute error: as total variation."""
+_RARE_SHARE = 2.0**-30  # choices below this probability have an absolute error: as total variation
 
 
 class Outcome(NamedTuple):

@@ -71,8 +71,7 @@ class Setting:
     composed: Composed | None
 
 
-SamplesNeeded = Callable[[Any], float] | None
-"""Predicted number of samples that a proposal needs; None to consider all proposals."""
+SamplesNeeded = Callable[[Any], float] | None  # predicted samples of a proposal; None to consider all
 
 
 class Draws(NamedTuple):

@@ -16,8 +16,7 @@ from jaxacct.strategies.workload import checked as checked_workload
 
 MEMORY_COPIES = 16
 MAX_INVERSE_BANDS = 8  # as many draws a step
-FIXED_COUNTS = (BalancedMinSep.name, EpochwiseAllocation.name)
-"""Schemes under which all examples participate equally often."""
+FIXED_COUNTS = (BalancedMinSep.name, EpochwiseAllocation.name)  # all examples participate equally often
 
 
 @dataclass(frozen=True)

@@ -20,8 +20,7 @@ from jaxacct.kernels.randomness import MIN_PROBABILITY
 from jaxacct.kernels.recurrence import SOFTPLUS_ROUNDINGS
 from jaxacct.kernels.table import Draws, Outcome, draw_counts, log_likelihood_ratios, share_errors, thin
 
-MAX_TABLE_ENTRIES = 2**27
-"""Largest number of entries of `join`."""
+MAX_TABLE_ENTRIES = 2**27  # largest number of entries of `join`
 
 
 class Unfolded(NamedTuple):

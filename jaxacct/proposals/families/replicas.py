@@ -57,8 +57,7 @@ from jaxacct.schemes.replicas.base import log_attractions
 from jaxacct.statistics.hockey_stick import Direction
 from jaxacct.strategies.stationary import adds_windows
 
-ORDERS = (2, 4, 6, 8, 12, 16, 24, 32, 48)
-"""Numbers of vectors; few, so that similar noise multipliers share a program."""
+ORDERS = (2, 4, 6, 8, 12, 16, 24, 32, 48)  # of vectors; few, so that similar noises share programs
 # Target of -ln P0' for the inflation factor, and the largest factor.
 _TARGET_COUNT, _MAX_TIMES = 0.5, 32
 _LOWERED = 1e-9  # relative, of A and c; far above float64 rounding
@@ -277,10 +276,9 @@ def _overlapping_drawer(module) -> Callable[..., Draws]:
     return draw_block
 
 
-_DRAW_BY_PAIRS = functools.partial(
+_DRAW_BY_PAIRS = functools.partial(  # from P itself
     draw_plain, direction=Direction.REMOVE, loss_of=lambda *arguments: loss_by_pairs(*arguments[:4])
 )
-"""Draw from P itself."""
 
 
 def plain_by_pairs(mechanism: Mechanism) -> Proposal:

@@ -75,8 +75,7 @@ def log_attractions(mechanism: Attracting) -> np.ndarray:
     return shared
 
 
-MIN_ENTRY = 1e-30
-"""Smallest number of a float32 table in its unit that draws may depend on; 1 / this is the largest one."""
+MIN_ENTRY = 1e-30  # smallest number of a float32 table in its unit for draws; 1 / this is the largest one
 
 
 def has_room(table: np.ndarray) -> bool:

@@ -21,8 +21,7 @@ from jaxacct.kernels.randomness import minus_log_uniform
 from jaxacct.kernels.recurrence import log_probabilities
 from jaxacct.schemes.replicas.base import MIN_ENTRY, Attracting, attractions, log_lift, start_distribution
 
-MAX_TABLE_BYTES = 5e7
-"""Of all arrays of one number of vectors."""
+MAX_TABLE_BYTES = 5e7  # of all arrays of one number of vectors
 
 
 def fits(mechanism: Attracting, m: int) -> bool:
