@@ -101,10 +101,15 @@ def one_of(name: str, value, allowed):
     return value
 
 
+def set_fields(record, **values) -> None:
+    """Set fields of a frozen dataclass, which its `__post_init__` has checked or computed."""
+    for name, value in values.items():
+        object.__setattr__(record, name, value)
+
+
 def check_fields(record, **checks: Callable) -> None:
     """Replace fields of a frozen dataclass by what their checks return: (name, value) -> value."""
-    for name, check in checks.items():
-        object.__setattr__(record, name, check(name, getattr(record, name)))
+    set_fields(record, **{name: check(name, getattr(record, name)) for name, check in checks.items()})
 
 
 def array(name: str, value, dimensions: tuple[int, ...]):

@@ -164,9 +164,8 @@ def loss_of_mirrored(*arguments):
 
 def loss_by_pairs(scheme: Scheme, strategy: Strategy, scores_, sigma):
     """Return an upper bound on L of (num_samples, iterations) scores, where the scheme has a `pair_bound`."""
-    assert scheme.pair_bound is not None
     log_ratios, norms, _ = _log_ratios(scheme, strategy, scores_, sigma, Direction.REMOVE)
-    return scheme.pair_bound.log_likelihood_ratios(log_ratios, norms)
+    return scheme.log_likelihood_ratios_by_pairs(log_ratios, norms)  # pyrefly: ignore[missing-attribute]
 
 
 def column_norms(scheme: Scheme, strategy: Strategy) -> np.ndarray:
