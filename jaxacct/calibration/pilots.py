@@ -18,7 +18,7 @@ from jaxacct.common.progress import Progress, announce
 from jaxacct.core.claim import Claim
 from jaxacct.core.verify import Run, Stop, choose_run
 from jaxacct.kernels import randomness
-from jaxacct.kernels.randomness import SearchStream, Stream
+from jaxacct.kernels.randomness import Stream
 from jaxacct.mechanisms.mechanism import Mechanism
 from jaxacct.proposals.threshold import Resolved
 from jaxacct.statistics import bounds
@@ -149,9 +149,8 @@ class Pilots:
         """
         if fewest > MAX_SHARE * self.limit(claim, fewest):
             return fewest
-        stream = randomness.stream_key(
-            self.stream(claim.mechanism), SearchStream(of.proposal.direction.place)
-        )
+        side = Stream.REMOVE.at(of.proposal.direction.place)
+        stream = randomness.stream_key(self.stream(claim.mechanism), side)
         theta, q = of.threshold, claim.target.budget.failure_probability
         blocks, counts = 0, np.zeros(len(bounds.TERM_EDGES), np.int64)
         while True:

@@ -44,13 +44,6 @@ class Stream(enum.IntEnum):
         return Stream(self + place)
 
 
-class SearchStream(enum.IntEnum):
-    """Independent streams of one noise multiplier of a search, by purpose."""
-
-    REMOVE = 0
-    ADD = 1
-
-
 def fresh_key():
     """Return a threefry key of 64 bits from the operating system's generator."""
     return key_from_words(np.frombuffer(os.urandom(8), np.uint32).tolist())
