@@ -81,7 +81,8 @@ class Choice:
 
     def statement(self) -> str:
         """Return for a privacy review: what was searched, the criterion, and that it has no privacy cost."""
-        searched = [_IN_WORDS[name] for name in SEARCHED if name not in self.given]
+        named = zip(SEARCHED, _IN_WORDS, strict=True)
+        searched = [words for name, words in named if name not in self.given]
         *most, last = searched or ["only the noise multiplier"]
         what = f"{', '.join(most)} and {last}" if most else last
         ranked = "prefix-sum error" if self.workload == "prefix-sum" else "error of the optimizer's iterates"
@@ -119,12 +120,7 @@ def copies_of(bands: int, matrix: str | None) -> int:
     return 2 * bands + 1 if matrix == "buffered" else bands
 
 
-_IN_WORDS = {
-    "scheme": "sampling scheme",
-    "bands": "number of bands",
-    "min_separation": "minimum separation",
-    "strategy": "matrix",
-}
+_IN_WORDS = "sampling scheme", "number of bands", "minimum separation", "matrix"  # of `SEARCHED`
 
 
 def choice_of(plan) -> Choice | None:

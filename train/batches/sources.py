@@ -33,11 +33,9 @@ class Source(Protocol):
     def __len__(self) -> int: ...
     def __getitem__(self, index: int) -> Any:
         """Return a pytree of numbers or arrays, of the same structure, shapes and dtypes for every row."""
-        ...
 
     def fingerprint(self) -> str:
         """Return a text that changes with the content; see `train.batches.fingerprints`."""
-        ...
 
 
 LARGE = 2**32  # bytes from which mapped arrays are not checked before they are trained on
