@@ -45,7 +45,6 @@ class Accountant(abc.ABC):
 
     def is_close(self, mechanism: Mechanism, delta: float | None, compose_with=None) -> bool:
         """Return whether the bound on such a `delta`, or on any, is so close that samples add nothing."""
-        del mechanism, delta, compose_with
         return False
 
     def why_not(self, mechanism: Mechanism, compose_with=None) -> str | None:
@@ -73,7 +72,9 @@ class Accountant(abc.ABC):
         Raises:
           ValueError: a mechanism that is not covered, bad arguments, or a bound that is not a probability.
         """
-        return self.bound_at(checked(mechanism), _validate.epsilon(epsilon), compose_with)
+        return self.bound_at(
+            checked(mechanism), _validate.nonnegative_number("epsilon", epsilon), compose_with
+        )
 
     def bound_at(self, mechanism: Mechanism, epsilon: float, compose_with=None) -> float:
         """Return `delta` of a mechanism and an epsilon that are checked."""

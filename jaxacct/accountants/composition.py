@@ -33,8 +33,7 @@ _PLD_INTERVAL, _MAX_PLD_POINTS = 1e-3, 2**17
 _MIN_PLD_NOISE = 0.03
 _MIN_MIXED_NOISE, _MAX_MIXED_NOISE = 1e-4, 1e6  # over the largest sensitivity
 
-Steps: TypeAlias = tuple[tuple[tuple[ChordCurve, ChordCurve], int], ...]
-"""((remove, add), count) of each step."""
+Steps: TypeAlias = tuple[tuple[tuple[ChordCurve, ChordCurve], int], ...]  # ((remove, add), count) of each
 
 
 def composed_delta(steps: Steps, epsilon: float, compose_with=None) -> float:

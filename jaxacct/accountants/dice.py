@@ -12,6 +12,7 @@ from scipy import special
 from jaxacct.accountants.tradeoff.curves import arrays
 from jaxacct.accountants.tradeoff.curves.gaussian import gdp_epsilon, gdp_mu
 from jaxacct.common import validate as _validate
+from jaxacct.statistics.tilted_sums import repeated
 
 ADJACENCIES = {"add-remove": 1, "replace-one": 2}
 
@@ -171,12 +172,7 @@ def _log_binomial(n, k):
 
 def _log_of_power(log_matrix: np.ndarray, times: int) -> float:
     """Return the log of the sum of the first row of the power of a matrix, given by its logs."""
-    row = np.where(np.arange(len(log_matrix)) == 0, 0.0, -np.inf)[None]
-    while times:
-        row = _log_product(row, log_matrix) if times % 2 else row
-        times //= 2
-        log_matrix = _log_product(log_matrix, log_matrix) if times else log_matrix
-    return float(special.logsumexp(row))
+    return float(special.logsumexp(repeated(log_matrix, times, _log_product)[0])) if times else 0.0
 
 
 def _log_product(one: np.ndarray, other: np.ndarray) -> np.ndarray:
@@ -199,7 +195,7 @@ def dice_delta_subsampled(
     `ln delta = ln E_Q (P/Q)^a - (a - 1)(eps - ln(1 - 1/a)) - ln a` (Canonne, Kamath and Steinke 2020,
     proposition 12).
     """
-    epsilon, best = _validate.epsilon(epsilon), 0.0
+    epsilon, best = _validate.nonnegative_number("epsilon", epsilon), 0.0
     if reset_every is None:
         rdp = dice_rdp_subsampled(_ORDERS, residual_bound=residual_bound, **problem)
         best = min(best, _log_delta(epsilon, _ORDERS, (_ORDERS - 1) * rdp))

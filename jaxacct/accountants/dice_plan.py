@@ -60,7 +60,7 @@ class DicePlan(StoredPlan):
             raise ValueError(f"batch_size must be at most the dataset_size {size}, got {self.batch_size}")
         _validate.one_of("sampling", self.sampling, SAMPLING)
         _validate.positive_number("epsilon", self.epsilon)
-        _validate.delta(self.delta)
+        _validate.open_probability("delta", self.delta)
         _validate.instance("automatic", self.automatic, bool, "True or False")
         self.mu  # noqa: B018  checks the rest
 

@@ -14,14 +14,12 @@ from jaxacct.common import validate as _validate
 from jaxacct.statistics.loss_curves import ChordCurve, dominating_curves
 from jaxacct.statistics.tilted_sums import UNIT
 
-Curves: TypeAlias = tuple[ChordCurve, ChordCurve]
-"""Of the remove and the add direction."""
+Curves: TypeAlias = tuple[ChordCurve, ChordCurve]  # of the remove and the add direction
 _MAX_LOSS = 500.0  # nats: its exponential is finite
 _TINY_LOSS = 1e-12  # smaller ones are rounded up to it
 _POINTS, _MAX_CORNERS = 801, 6400
 _MAX_SIGMA = 1e5  # of a discrete Gaussian that is summed
-REVEALED = ChordCurve(np.array([0.0]), np.array([1.0]))
-"""Curve of a step that may reveal everything."""
+REVEALED = ChordCurve(np.array([0.0]), np.array([1.0]))  # curve of a step that may reveal everything
 
 
 def steps_of(event, count: int) -> list[tuple[Curves, int]]:

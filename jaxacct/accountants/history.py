@@ -40,7 +40,7 @@ def delta(events: Sequence[Any], *, epsilon: float, group: int = 1) -> float:
     >>> round(delta([(1.0, 0.01, 1000), (1.2, 0.01, 500)], epsilon=2.0), 8)
     1.424e-05
     """
-    return composed_delta(_steps(events, group), _validate.epsilon(epsilon))
+    return composed_delta(_steps(events, group), _validate.nonnegative_number("epsilon", epsilon))
 
 
 def epsilon(events: Sequence[Any], *, delta: float, group: int = 1) -> float:
@@ -63,7 +63,7 @@ def epsilon(events: Sequence[Any], *, delta: float, group: int = 1) -> float:
     >>> round(epsilon([(1.0, 0.01, 1000)], delta=1e-5, group=4), 2)
     8.9
     """
-    return composed_epsilon(_steps(events, group), _validate.delta(delta))
+    return composed_epsilon(_steps(events, group), _validate.open_probability("delta", delta))
 
 
 def first_steps(mechanism: Mechanism, steps: int) -> Mechanism | None:

@@ -55,7 +55,6 @@ class RevealedPattern(Accountant):
 
         Raised by 1e-9 for float64. For algorithm 3 it holds on any graph, `MultiAttribution`.
         """
-        del compose_with
         counts = mechanism.scheme.revealed_counts
         assert counts is not None
         timing, weights = counts

@@ -27,7 +27,6 @@ class Unamplified(Accountant):
 
     def is_close(self, mechanism: Mechanism, delta: float | None, compose_with=None) -> bool:
         """Return whether the noise is the only randomness of the mechanism."""
-        del delta
         return mechanism.scheme.patterns is not None and compose_with is None
 
     def why_not_covered(self, mechanism: Mechanism) -> None:

@@ -26,10 +26,8 @@ SearchedScheme = Literal[
 ]
 MATRICES: tuple[str, ...] = get_args(MatrixName)
 SCHEME_NAMES: tuple[str, ...] = get_args(SearchedScheme)
-COEFFICIENTS = "coefficients"
-"""Name of a banded matrix that was given by its coefficients."""
-INVERSE = "optimal-inverse"
-"""Name of a matrix whose inverse is banded: its noise can be drawn again, and kept nowhere."""
+COEFFICIENTS = "coefficients"  # of a banded matrix that was given by its coefficients
+INVERSE = "optimal-inverse"  # matrix with a banded inverse: its noise can be drawn again, and kept nowhere
 
 
 @dataclass(frozen=True)
@@ -83,7 +81,8 @@ class Choice:
 
     def statement(self) -> str:
         """Return for a privacy review: what was searched, the criterion, and that it has no privacy cost."""
-        searched = [_IN_WORDS[name] for name in SEARCHED if name not in self.given]
+        named = zip(SEARCHED, _IN_WORDS, strict=True)
+        searched = [words for name, words in named if name not in self.given]
         *most, last = searched or ["only the noise multiplier"]
         what = f"{', '.join(most)} and {last}" if most else last
         ranked = "prefix-sum error" if self.workload == "prefix-sum" else "error of the optimizer's iterates"
@@ -121,12 +120,7 @@ def copies_of(bands: int, matrix: str | None) -> int:
     return 2 * bands + 1 if matrix == "buffered" else bands
 
 
-_IN_WORDS = {
-    "scheme": "sampling scheme",
-    "bands": "number of bands",
-    "min_separation": "minimum separation",
-    "strategy": "matrix",
-}
+_IN_WORDS = "sampling scheme", "number of bands", "minimum separation", "matrix"  # of `SEARCHED`
 
 
 def choice_of(plan) -> Choice | None:

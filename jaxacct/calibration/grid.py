@@ -22,14 +22,12 @@ from jaxacct.strategies import Strategy
 MIN_NOISE_MULTIPLIER = 0.05
 """Smallest noise multiplier of a search: some targets hold at any, and privacy loss distributions of less
 take minutes."""
-LIMITS = {
+LIMITS = {  # smallest and largest candidate of each number
     "noise_multiplier": (MIN_NOISE_MULTIPLIER, validate.MAX_NOISE),
     "epsilon": (1e-3, validate.MAX_EPSILON),
     "delta": (1e-15, 0.5),
 }
-"""Smallest and largest candidate of each number."""
-DELTA_STEPS = 5
-"""Steps of epsilon's grid that one of delta's has: about as many samples tell two neighbours apart."""
+DELTA_STEPS = 5  # steps of epsilon's grid in one of delta's: as many samples tell neighbours apart
 
 
 @dataclasses.dataclass(frozen=True)

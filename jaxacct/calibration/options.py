@@ -9,10 +9,8 @@ from jaxacct.common import validate
 from jaxacct.core.blocks import check_executor
 from jaxacct.core.evidence import RULES, RuleName
 
-MIN_RATIO = 1.00001
-"""Smallest ratio of a grid of candidates."""
-BOUND_RATIO, SAMPLE_RATIO = 1.0005, 1.01
-"""Ratios of neighbouring noise multipliers: of accountants, and of candidates for samples."""
+MIN_RATIO = 1.00001  # smallest ratio of a grid of candidates
+BOUND_RATIO, SAMPLE_RATIO = 1.0005, 1.01  # of neighbouring noise multipliers: of accountants, of samples
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -18,27 +18,24 @@ from jaxacct.common.progress import Progress, announce
 from jaxacct.core.claim import Claim
 from jaxacct.core.verify import Run, Stop, choose_run
 from jaxacct.kernels import randomness
-from jaxacct.kernels.randomness import SearchStream, Stream
+from jaxacct.kernels.randomness import Stream
 from jaxacct.mechanisms.mechanism import Mechanism
 from jaxacct.proposals.threshold import Resolved
 from jaxacct.statistics import bounds
 from jaxacct.statistics.hockey_stick import Direction
 
-NUM_PILOT_BLOCKS = 16
-"""Blocks of a pilot between two looks at its terms."""
+NUM_PILOT_BLOCKS = 16  # blocks of a pilot between two looks at its terms
 PILOT_SHARES = 0.02, 0.125
 """Smallest and largest fraction of the limit on samples that a pilot draws, but where its terms suffice."""
 FEW_TERMS, SOME_TERMS, MANY_TERMS = 10, 30, 100
 """Sum of terms that rejects a candidate, that predicts its samples, and that ends every pilot. The first two
 are also sums that the largest mean allowed would have given."""
-MAX_SHARE = 0.25
-"""Maximum fraction of the limit on samples that a candidate's predicted sample count may use."""
+MAX_SHARE = 0.25  # largest share of the limit on samples that a candidate's predicted number may take
 MAX_RATIO_TO_FEWEST, MIN_LIMIT = 384, 100_000
 """Default limit on samples: this many times those of a verification with all terms zero, and at least the
 second number. About a fifth of a grid step is left there."""
 
-MAX_SPEED = 1e11
-"""Samples times steps in a second that no device reaches: of targets beyond it no pilot is drawn at all."""
+MAX_SPEED = 1e11  # samples times steps a second that no device reaches: beyond it no pilot is drawn
 
 
 class OutOfTimeError(Exception):
@@ -152,9 +149,8 @@ class Pilots:
         """
         if fewest > MAX_SHARE * self.limit(claim, fewest):
             return fewest
-        stream = randomness.stream_key(
-            self.stream(claim.mechanism), SearchStream(of.proposal.direction.place)
-        )
+        side = Stream.REMOVE.at(of.proposal.direction.place)
+        stream = randomness.stream_key(self.stream(claim.mechanism), side)
         theta, q = of.threshold, claim.target.budget.failure_probability
         blocks, counts = 0, np.zeros(len(bounds.TERM_EDGES), np.int64)
         while True:

@@ -32,10 +32,8 @@ from jaxacct.kernels.randomness import Stream
 from jaxacct.mechanisms.mechanism import Mechanism
 from jaxacct.statistics import roots
 
-LESS_NOISE = 0.97
-"""Fraction of the bound below which a noise multiplier or an epsilon is worth samples."""
-PILOT_TIME = 0.5
-"""Fraction of the seconds after which no pilots begin where one has found a candidate."""
+LESS_NOISE = 0.97  # fraction of the bound below which a noise multiplier or an epsilon is worth samples
+PILOT_TIME = 0.5  # fraction of the seconds after which no pilots begin where one has found a candidate
 PATIENCE = 0.5
 """A verification is given up where its samples predict that it takes more than this fraction of the limit on
 samples further: the next candidate takes half or less, for a hundredth more noise."""

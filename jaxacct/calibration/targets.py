@@ -97,7 +97,7 @@ class Target:
         """
         from jaxacct.accountants.tradeoff.curves.gaussian import gdp_epsilon
 
-        mu, delta = validate.positive_number("mu", mu), validate.delta(delta)
+        mu, delta = validate.positive_number("mu", mu), validate.open_probability("delta", delta)
         epsilon = float(gdp_epsilon(delta, mu))
         if not 0 <= epsilon <= validate.MAX_EPSILON:
             allowed = f"an epsilon of at most {validate.MAX_EPSILON:g} at delta {delta:g}"

@@ -7,8 +7,7 @@ from cyclopts import Parameter
 
 from jaxacct.accountants.composition import event_from_json
 
-Events: TypeAlias = Annotated[tuple[str, ...], Parameter(negative=())]
-"""Texts of an option that may be repeated."""
+Events: TypeAlias = Annotated[tuple[str, ...], Parameter(negative=())]  # of an option that may be repeated
 
 
 def parsed(texts: tuple[str, ...]) -> list[Any]:

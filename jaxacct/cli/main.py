@@ -42,15 +42,13 @@ COMMANDS = {
 }
 
 
-TRAINING = {
+TRAINING = {  # commands of the extra `train`
     "train": "jaxacct.train.command:train",
     "audit": "jaxacct.train.audit.command:run",
     "attribution": "jaxacct.train.batches.attribution:prepare",
 }
-"""Commands of the extra `train`."""
 HOMES = {"check-run": "jaxacct.cli.commands.check:of_run", "tradeoff": "jaxacct.cli.commands.tradeoff:app"}
-HOMES |= TRAINING
-"""Commands that are not `command` in the module of their name."""
+HOMES |= TRAINING  # of commands that are not `command` in the module of their name
 
 
 def app_for(chosen: str | None) -> App:

@@ -13,7 +13,7 @@ from cyclopts import App, CycloptsError, Group, Parameter
 
 from jaxacct.common.progress import console
 
-SYNONYMS = {
+SYNONYMS = {  # what other libraries call options and values of this command line
     "--epochs": "--iterations, which are steps: epochs times dataset_size / batch_size",
     "--steps": "--iterations",
     "--num-steps": "--iterations",
@@ -35,7 +35,6 @@ SYNONYMS = {
     "bsr": "square-root",
     "sqrt": "square-root",
 }
-"""What other libraries call options and values of this command line."""
 _SUFFIXES = {"k": 1000, "K": 1000, "M": 1_000_000}
 _MAX_DIGITS = 100
 
@@ -108,13 +107,11 @@ def _number(_, tokens) -> float:
 
 Integer = Annotated[int, Parameter(converter=_integer)]
 Number = Annotated[float, Parameter(converter=_number)]
-Flat = Parameter(name="*")
-"""Of a dataclass whose fields are options of the command."""
+Flat = Parameter(name="*")  # of a dataclass whose fields are options of the command
 _RUN, _TARGET, _SEARCH, _OPTIONS = (
     Group(name, sort_key=place) for place, name in enumerate(("Run", "Privacy target", "Search", "Options"))
 )
-OfRun = Parameter(group=_RUN)
-"""Option that comes first in a help."""
+OfRun = Parameter(group=_RUN)  # of an option that comes first in a help
 OfTarget, OfSearch = Parameter(name="*", group=_TARGET), Parameter(name="*", group=_SEARCH)
 """Of dataclasses whose fields are options of these groups."""
 _READ: dict[Any, Any] = {int: Integer, float: Number, int | None: Integer | None, float | None: Number | None}

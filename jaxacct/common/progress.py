@@ -11,8 +11,7 @@ from typing import Any
 
 Progress = Callable[[str, int, float], None]  # what, done, expected
 PLAIN_SECONDS = 10.0
-ANNOUNCED = -1.0
-"""`expected` of a report that is a result, printed at once."""
+ANNOUNCED = -1.0  # `expected` of a report that is a result, printed at once
 UNITS = {"training": "steps"}  # of stages whose counter has another unit than its neighbours
 
 

@@ -74,24 +74,14 @@ def scale_or_zero(name: str, value) -> float:
     return 0.0 if nonnegative_number(name, value) == 0 else scale(name, value)
 
 
-def epsilon(value, name: str = "epsilon") -> float:
-    """Return `value` as a finite float of at least zero, or raise ValueError."""
-    return nonnegative_number(name, value)
-
-
-def delta(value, name: str = "delta") -> float:
-    """Return `value` as a float in (0, 1), or raise ValueError."""
-    return open_probability(name, value)
-
-
 def target(of_epsilon, of_delta, names=("epsilon", "delta"), *, above_0: bool = False) -> tuple[float, float]:
     """Return (epsilon, delta) of a calibration, or raise ValueError with these names.
 
     Epsilon is in [0, 10,000], or in (0, 10,000] for `above_0`.
     """
-    number = positive_number(names[0], of_epsilon) if above_0 else epsilon(of_epsilon, names[0])
+    number = (positive_number if above_0 else nonnegative_number)(names[0], of_epsilon)
     number = _within(names[0], number, f"at most {MAX_EPSILON:g}", lambda x: x <= MAX_EPSILON)
-    return number, delta(of_delta, names[1])
+    return number, open_probability(names[1], of_delta)
 
 
 def one_of(name: str, value, allowed):
@@ -101,10 +91,15 @@ def one_of(name: str, value, allowed):
     return value
 
 
+def set_fields(record, **values) -> None:
+    """Set fields of a frozen dataclass, which its `__post_init__` has checked or computed."""
+    for name, value in values.items():
+        object.__setattr__(record, name, value)
+
+
 def check_fields(record, **checks: Callable) -> None:
     """Replace fields of a frozen dataclass by what their checks return: (name, value) -> value."""
-    for name, check in checks.items():
-        object.__setattr__(record, name, check(name, getattr(record, name)))
+    set_fields(record, **{name: check(name, getattr(record, name)) for name, check in checks.items()})
 
 
 def array(name: str, value, dimensions: tuple[int, ...]):

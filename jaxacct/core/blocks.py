@@ -27,10 +27,8 @@ from jaxacct.proposals.threshold import Resolved
 from jaxacct.statistics import bounds, hockey_stick
 from jaxacct.statistics.hockey_stick import Direction
 
-PIECE = 16
-"""Blocks of a piece: all stretches of `core.verify.next_check` are multiples."""
-MAX_AHEAD = 64
-"""Pieces that are submitted before they are known to be needed, so that many workers have work."""
+PIECE = 16  # blocks of a piece: all stretches of `core.verify.next_check` are multiples
+MAX_AHEAD = 64  # pieces submitted before they are known to be needed, so that all workers have work
 
 
 @dataclass(frozen=True)

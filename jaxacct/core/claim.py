@@ -48,7 +48,7 @@ class ClaimedTarget:
 
         Reserved is what truncated batches and stopped runs need.
         """
-        _validate.delta(delta)
+        _validate.open_probability("delta", delta)
         return cls(epsilon, delta, Budget.split(delta - reserved), compose_with)
 
     @property

@@ -11,8 +11,7 @@ import msgspec
 from jaxacct.common import records
 from jaxacct.proposals.base import ProposalSpec
 
-Counts = tuple[tuple[int, int], ...]
-"""(bin, count) of the bins that are not empty, bins ascending."""
+Counts = tuple[tuple[int, int], ...]  # (bin, count) of the bins that are not empty, bins ascending
 
 RuleName = Literal["anytime", "fixed"]
 RULES = get_args(RuleName)
@@ -66,8 +65,7 @@ class Dominated(_Kind, frozen=True, tag="dominated"):
     """No samples: the add direction's divergence is at most that of the remove direction."""
 
 
-Side = Mean | WeightBound | NotRun | Dominated
-"""Evidence of one direction."""
+Side = Mean | WeightBound | NotRun | Dominated  # evidence of one direction
 
 
 class Sampled(_Kind, frozen=True, tag="sampled"):

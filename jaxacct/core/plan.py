@@ -203,7 +203,6 @@ class Plan:
         return f"<p><b>{html.escape(self.statement())}</b></p><pre>{html.escape(words)}</pre>"
 
     def _repr_pretty_(self, printer, cycle: bool) -> None:
-        del cycle
         printer.text(self.statement())
 
     def to_json(self) -> dict[str, Any]:

@@ -12,12 +12,9 @@ has probability q at most (arXiv 2602.09338, theorem A.1, whose algorithm 5 this
 from collections.abc import Callable
 from typing import TypeVar
 
-FIRST_SHARES = (0.9, 0.05)
-"""Shares of the first candidates, one grid step apart."""
-LADDER = (5, 2)
-"""Grid steps above the first candidate, verified in this order where no first candidate was certified."""
-LADDER_SHARE = 1 - sum(FIRST_SHARES)
-"""Share of each of these steps, of which only one can be the first that is not private."""
+FIRST_SHARES = (0.9, 0.05)  # of the first candidates, one grid step apart
+LADDER = (5, 2)  # grid steps above the first candidate, in this order, where no first one was certified
+LADDER_SHARE = 1 - sum(FIRST_SHARES)  # of each of these steps: only one can be the first that is not private
 RANKED_SHARES = (0.9, 0.04, 0.03, 0.03)
 """Shares of ranked calibrations, of which the results decide how many are made and which plan is released."""
 

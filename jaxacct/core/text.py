@@ -130,8 +130,7 @@ def _risk(target: ClaimedTarget, unit: str) -> str:
     )
 
 
-RATES = (0.001, 0.01, 0.1)
-"""False positive rates at which risk is stated."""
+RATES = (0.001, 0.01, 0.1)  # false positive rates at which risk is stated
 
 
 def rounded_up(bound: float, digits: int = 3) -> str:

@@ -34,7 +34,7 @@ def reserve(scheme, epsilon: float, dataset_size: int, max_batch_size: int) -> f
         )
     size = _validate.positive_integer("dataset_size", dataset_size)
     max_size = _validate.positive_integer("max_batch_size", max_batch_size)
-    _validate.epsilon(epsilon)
+    _validate.nonnegative_number("epsilon", epsilon)
     rates = scheme.participation_probabilities()
     if max_size <= size * rates.max():
         raise ValueError(
@@ -61,7 +61,7 @@ def tail_bound(scheme, epsilon: float) -> float:
 
 def covers(mechanism: Mechanism, epsilon: float) -> bool:
     """Return whether `reserve` holds for this noise: its E_P f = Z_2 is at most the allowed one."""
-    _validate.epsilon(epsilon)
+    _validate.nonnegative_number("epsilon", epsilon)
     if mechanism.scheme.log_probability_of_none() == -math.inf or tail_bound(mechanism.scheme, epsilon) == 1:
         return True
     return bool(log_normalizer(mechanism) <= np.log(MAX_SECOND_MOMENT))

@@ -95,7 +95,7 @@ def estimate_delta(
       NonFiniteLossError: a privacy loss was not finite.
     """
     check_composition(checked(mechanism), compose_with)
-    grid = np.array([_validate.epsilon(epsilon)])
+    grid = np.array([_validate.nonnegative_number("epsilon", epsilon)])
 
     def distributions(direction, composed):
         return [(best_proposal(mechanism, epsilon, direction, proposal, composed), grid)]
@@ -128,8 +128,10 @@ def bands_at(
     known, num_samples = known_or_samples(mechanism, num_samples, compose_with)
     q = (1 - _validate.open_probability("confidence", confidence)) / (len(grid) * len(mechanism.directions))
     if known is not None and not is_drawn:
-        bands = _known_bands(known, mechanism, grid, compose_with)
-        return bands, dict.fromkeys(bands, known.name), 0
+        upper = np.array([known.bound_at(mechanism, epsilon, compose_with) for epsilon in grid.tolist()])
+        upper = np.minimum.accumulate(upper)  # the divergence decreases in epsilon
+        known_bands = dict.fromkeys(DIRECTIONS, np.stack([0 * upper, upper, upper]))
+        return known_bands, dict.fromkeys(DIRECTIONS, known.name), 0
     composed, key = composition_of(compose_with), randomness.checked_key(key)
     draw = functools.partial(draw_samples, key=key, num_samples=num_samples, progress=progress)
     both: dict[Direction, np.ndarray] = {}
@@ -152,22 +154,6 @@ def known_or_samples(
     return analytic.close(mechanism, compose_with=compose_with), _validate.positive_integer(
         "num_samples", num_samples
     )
-
-
-def _known_bands(
-    known: Accountant, mechanism: Mechanism, grid: np.ndarray, compose_with=None
-) -> dict[Direction, np.ndarray]:
-    """Return (3, points) of each direction: 0, and the accountant's bound as estimate and upper end."""
-    upper = np.array([known.bound_at(mechanism, epsilon, compose_with) for epsilon in grid.tolist()])
-    upper = np.minimum.accumulate(upper)  # the divergence decreases in epsilon
-    return dict.fromkeys(DIRECTIONS, np.stack([0 * upper, upper, upper]))
-
-
-def _known_epsilons(mechanism: Mechanism, delta: float, compose_with=None) -> dict[Direction, np.ndarray]:
-    """Return (3,) of each direction: 0, and the best accountant's epsilon at `delta`, as `_known_bands`."""
-    most = unamplified.epsilon_at(mechanism, delta) if compose_with is None else _validate.MAX_EPSILON
-    upper = min(most, analytic.epsilon_at(mechanism, delta, compose_with, most)[0])
-    return dict.fromkeys(DIRECTIONS, np.array([0.0, upper, upper]))
 
 
 def _bands(chosen: Proposal, grid: np.ndarray, q: float, draw, composed: Composed | None) -> np.ndarray:
@@ -229,11 +215,13 @@ def estimate_epsilon(
       NonFiniteLossError: a privacy loss was not finite.
     """
     check_composition(checked(mechanism), compose_with)
-    delta = _validate.delta(delta)
+    delta = _validate.open_probability("delta", delta)
     known, num_samples = known_or_samples(mechanism, num_samples, compose_with)
     risk = (1 - _validate.open_probability("confidence", confidence)) / len(mechanism.directions)
     if known is not None:
-        ends = _known_epsilons(mechanism, delta, compose_with)
+        most = unamplified.epsilon_at(mechanism, delta) if compose_with is None else _validate.MAX_EPSILON
+        upper = min(most, analytic.epsilon_at(mechanism, delta, compose_with, most)[0])
+        ends = dict.fromkeys(DIRECTIONS, np.array([0.0, upper, upper]))
         return _estimate("epsilon", ends, dict.fromkeys(ends, known.name), confidence, 0)
     key = randomness.checked_key(key)
     composed = composition_of(compose_with, delta)

@@ -246,7 +246,7 @@ class IndividualRDPFilter(OfExamples):
         """
         order = int(checked_orders([order])[0])
         epsilon = _validate.positive_number("epsilon", epsilon)
-        log_delta = np.log(_validate.delta(delta))
+        log_delta = np.log(_validate.open_probability("delta", delta))
         budget = epsilon - np.log1p(-1 / order) + (log_delta + np.log(order)) / (order - 1)
         if not budget > 0:
             raise ValueError(f"order must be larger for epsilon {epsilon:g} at delta {delta:g}, got {order}")

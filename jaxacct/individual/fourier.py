@@ -71,7 +71,7 @@ class FourierAccountant:
 
     def delta(self, epsilon: float, counts) -> np.ndarray:
         """Return (groups,) float64: an upper bound on delta at epsilon."""
-        epsilon, counts = _validate.epsilon(epsilon), self._checked(counts)
+        epsilon, counts = _validate.nonnegative_number("epsilon", epsilon), self._checked(counts)
         logs = counts @ self._log_moments - _TILTS * epsilon
         epsilons, found = np.full(len(counts), epsilon), np.full(len(counts), SMALLEST)
         for row, sums in self._sums(
@@ -82,7 +82,7 @@ class FourierAccountant:
 
     def epsilon(self, delta: float, counts) -> np.ndarray:
         """Return (groups,) float64: about the smallest epsilon with a bound of at most `delta`."""
-        delta, counts = _validate.delta(delta), self._checked(counts)
+        delta, counts = _validate.open_probability("delta", delta), self._checked(counts)
         # By basic composition, epsilon is 0 for rare participations.
         counts = np.where((counts @ self._deltas_at_0 <= delta)[:, None], 0, counts)
         logs = (counts @ self._log_moments - math.log(delta)) / _TILTS

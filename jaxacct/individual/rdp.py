@@ -58,7 +58,7 @@ def rdp_to_epsilon(rdp, orders, delta: float) -> tuple[np.ndarray, np.ndarray]:
 
     Source: Canonne, Kamath and Steinke 2020, proposition 12.
     """
-    delta = _validate.delta(delta)
+    delta = _validate.open_probability("delta", delta)
     orders, rdp = np.asarray(orders, float), np.asarray(rdp, float)
     if rdp.shape[-1:] != orders.shape or not np.all((orders > 1) & np.isfinite(orders)):
         raise ValueError("orders must be finite and above 1, one for each entry of the last axis of rdp")

@@ -66,12 +66,12 @@ class PessimisticPLD:
 
     def delta(self, epsilon: float) -> float:
         """Return delta at `epsilon` (nats), including the failure probability."""
-        _validate.epsilon(epsilon)
+        _validate.nonnegative_number("epsilon", epsilon)
         return min(1.0, composed_delta(self.steps, epsilon) + self.failure_probability)
 
     def epsilon(self, delta: float) -> float:
         """Return epsilon at `delta`, which includes the failure probability; infinite where none is found."""
-        left = _validate.delta(delta) - self.failure_probability
+        left = _validate.open_probability("delta", delta) - self.failure_probability
         return composed_epsilon(self.steps, left) if left > 0 else math.inf
 
     def compose(self, other, adjacency: str = ADJACENCIES[0]) -> "PessimisticPLD":

@@ -118,13 +118,6 @@ def binomial_tables(windows: tuple[tuple[int, int], ...], probabilities: tuple[f
     return Tables(Arrays(first.astype(np.int32), tuple(levels)), relative, variation)
 
 
-def _used(weights: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Return, per row, the index of the first nonzero entry and the number of entries up to the last."""
-    used = weights > 0
-    start = np.argmax(used, axis=1)
-    return start, used.shape[1] - np.argmax(used[:, ::-1], axis=1) - start
-
-
 def _digit_bits(first: int, size: int, probabilities: tuple[float, ...]) -> tuple[int, ...]:
     """Return the bits of every digit, highest first: few digits whose tables fit a cache."""
     p, width = max(probabilities, key=lambda p: p * (1 - p)), functools.lru_cache(_max_width)
@@ -159,7 +152,9 @@ def _digit_bits(first: int, size: int, probabilities: tuple[float, ...]) -> tupl
 def _level(counts: np.ndarray, p: np.ndarray) -> tuple[Level, int, int]:
     """Return the tables of Binomial(counts, p), the largest width and the largest distance from the mode."""
     lowest, weights = integer_weights(counts.reshape(-1), np.repeat(p, counts.shape[1]))
-    start, width = _used(weights)
+    used = weights > 0
+    start = np.argmax(used, axis=1)
+    width = used.shape[1] - np.argmax(used[:, ::-1], axis=1) - start  # up to the last nonzero entry
     low, high = ((lowest + start + some).reshape(counts.shape) for some in (0, width))
     log_cells = max(1, int(width.max() - 1).bit_length())
     # One lowest value of all digits saves a look-up.

@@ -11,12 +11,9 @@ from jax import lax
 
 from jaxacct.kernels.randomness import multiply_high
 
-GRID = 44
-"""Binary digits after the point of a hazard."""
-CERTAIN = 64.0
-"""Hazard of a certain event, in nats: a wait goes on with probability e^-64."""
-ERROR = 2.0**-38
-"""Bound on the error of the two ends of a wait together, in nats (proofs/sampling_table.md, section 4)."""
+GRID = 44  # binary digits after the point of a hazard
+CERTAIN = 64.0  # hazard of a certain event, in nats: a wait goes on with probability e^-64
+ERROR = 2.0**-38  # bound on both ends of a wait together, nats (proofs/sampling_table.md, section 4)
 _PLACES = 11  # binary digits by which the logarithm is tabulated
 
 

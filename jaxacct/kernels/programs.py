@@ -81,7 +81,8 @@ class Compiled:
 
     def __call__(self, *args):
         program, leaves = self._program(*args)
-        if _is_traced(leaves):
+        # Part of another program or of a `vmap`?
+        if any(isinstance(each, jax.core.Tracer) for each in (*leaves, jnp.negative(_zero()))):
             return program.inside(program.constants, leaves)
         return program.alone(program.constants, leaves)
 
@@ -126,11 +127,6 @@ def _traced(function, fixed, tree, leaves) -> _Program:
     inside = jax.jit(program)
     options = compiler_options() if jax.default_backend() == "cpu" else {}
     return _Program(jax.jit(program, compiler_options=options) if options else inside, inside, constants)
-
-
-def _is_traced(leaves) -> bool:
-    """Return whether a call with these arrays is part of another program or of a `vmap`."""
-    return any(isinstance(each, jax.core.Tracer) for each in (*leaves, jnp.negative(_zero())))
 
 
 @functools.cache
@@ -235,5 +231,4 @@ def any_left(unfinished):
 
 @any_left.def_vmap
 def _(axis_size, in_batched, unfinished):
-    del axis_size, in_batched
     return any_left(unfinished), False

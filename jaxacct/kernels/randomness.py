@@ -44,13 +44,6 @@ class Stream(enum.IntEnum):
         return Stream(self + place)
 
 
-class SearchStream(enum.IntEnum):
-    """Independent streams of one noise multiplier of a search, by purpose."""
-
-    REMOVE = 0
-    ADD = 1
-
-
 def fresh_key():
     """Return a threefry key of 64 bits from the operating system's generator."""
     return key_from_words(np.frombuffer(os.urandom(8), np.uint32).tolist())
@@ -216,5 +209,4 @@ def multiply_high(a, b):
     return a_high * b_high + (middle >> 16) + (((middle & 0xFFFF) + a_low * b_high) >> 16)
 
 
-MIN_PROBABILITY = 2.0**-48
-"""Below this, draws of 64 bits have a relevant relative error, and tables refuse it."""
+MIN_PROBABILITY = 2.0**-48  # below it, draws of 64 bits have a relevant relative error: tables refuse it

@@ -21,25 +21,15 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from jaxacct.kernels import threefry
-from jaxacct.kernels.exponentials import (
-    added,
-    below,
-    exponential_words,
-    first_reached,
-    integers_of,
-    look_up,
-    words_of,
-    words_of_integers,
-)
+from jaxacct.kernels import exponentials, threefry
+from jaxacct.kernels.exponentials import added, first_reached, look_up
 from jaxacct.kernels.programs import any_left
 from jaxacct.kernels.recurrence import compensated_step, softplus, two_sum
 
 SHARE_ERROR = 2.0**-51
 """Bound on the error of a drawn choice's probability, beside one relative to it, over the number of choices
 (proofs/sampling_table.md, section 4)."""
-_RARE_SHARE = 2.0**-30
-"""Choices below this probability have an absolute error: as total variation."""
+_RARE_SHARE = 2.0**-30  # choices below this probability have an absolute error: as total variation
 
 
 class Outcome(NamedTuple):
@@ -85,12 +75,12 @@ class Draws(NamedTuple):
         chances = np.stack([outcome.chance for outcome in outcomes])
         total = chances.sum(axis=0)
         return cls(
-            words_of_integers(integers_of(total).ravel()),
+            exponentials.words_of_integers(exponentials.integers_of(total).ravel()),
             words_of_shares(chances),
             tuple(outcome.examples for outcome in outcomes),
             tuple(outcome.counts for outcome in outcomes),
             lockout.astype(np.int32),
-            words_of(shares(np.asarray(start))[:-1], 64),
+            exponentials.words_of(shares(np.asarray(start))[:-1], 64),
             chances.shape[2],
             most,
             longest_wait(total),
@@ -114,7 +104,7 @@ def shares(weights):
 def words_of_shares(weights) -> tuple[np.ndarray, np.ndarray]:
     """Return words of the cumulative shares but the last, (choices - 1, ..), the other axes as one."""
     reached = shares(weights)[:-1]
-    return words_of(reached.reshape(len(reached), math.prod(reached.shape[1:])), 64)
+    return exponentials.words_of(reached.reshape(len(reached), math.prod(reached.shape[1:])), 64)
 
 
 def share_errors(chances, number: int) -> tuple[float, float]:
@@ -130,7 +120,7 @@ def share_errors(chances, number: int) -> tuple[float, float]:
 def chosen(words, table, place):
     """Return int32 indices: how many rows of `words_of_shares`, at a place of each, random words reach."""
     reached = [jnp.asarray(part).at[:, place].get(mode="promise_in_bounds") for part in table]
-    return jnp.sum(~below([word[None] for word in words], reached), axis=0, dtype=jnp.int32)
+    return jnp.sum(~exponentials.below([word[None] for word in words], reached), axis=0, dtype=jnp.int32)
 
 
 def log_likelihood_ratios(
@@ -240,7 +230,7 @@ def draw_counts(key, num_samples: int, draws: Draws):
         k, free, left, positions, found = state
         here = step = jnp.minimum(free, n)
         if draws.longest:
-            wait = exponential_words(words_at(wait_key, k, num_samples))
+            wait = exponentials.exponential_words(words_at(wait_key, k, num_samples))
             goal = added(look_up(hazards, here * K + left), wait)
             high = jnp.minimum(here + draws.longest, n)
             step = first_reached(

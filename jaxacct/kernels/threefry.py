@@ -71,13 +71,9 @@ def bits_32_at_once(key, shape):
 
 def bits_32_at(key, size: int, places):
     """Return uint32 of the shape of `places`: these words of `bits_32(key, (size,))`, without the others."""
-    if not _counts_by_position():
+    # Does `jax.random.bits` give every word a counter of its own?
+    if not jax.config.jax_threefry_partitionable:  # pyrefly: ignore[missing-attribute]
         return bits_32(key, (size,))[places]
     first, second = jax.random.key_data(key)
     x, y = _rounds(first, second, jnp.uint32(0), places.astype(jnp.uint32))
     return x ^ y
-
-
-def _counts_by_position() -> bool:
-    """Return whether `jax.random.bits` gives every word a counter of its own."""
-    return jax.config.jax_threefry_partitionable  # pyrefly: ignore[missing-attribute]

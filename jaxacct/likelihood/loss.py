@@ -131,19 +131,15 @@ def _log_ratios(scheme: Scheme, strategy: Strategy, scores_, sigma, direction: s
     chex.assert_shape(scores_, (None, scheme.iterations))
     sigma = jnp.asarray(sigma, scores_.dtype)
     norms = jnp.asarray(column_norms(scheme, strategy), scores_.dtype)
-    lowered = lowered_norms(scheme, strategy, direction, scores_.dtype)
+    # `||c_i||^2 / 2`, and the cross terms where the loss is bounded from below.
+    lowered = jnp.asarray(strategy.half_square_norms(), scores_.dtype)
+    if direction != Direction.REMOVE:
+        lowered += jnp.asarray(Mechanism(scheme, strategy, 1.0).cross_terms, scores_.dtype)
     return (scores_ - lax.broadcast_to_rank(lowered, scores_.ndim)) / sigma**2, norms / sigma**2, sigma
 
 
 def losses_of_mirrored(
-    scheme: Scheme,
-    strategy: Strategy,
-    scores_,
-    sigma,
-    direction: str = Direction.REMOVE,
-    batch_sizes=None,
-    positions=None,
-    counts=None,
+    scheme: Scheme, strategy: Strategy, scores_, sigma, direction, batch_sizes, positions=None, counts=None
 ):
     """Return (L, ln f(y)) of replace-one, `L = ln f(y) - ln f(-y)`; f is P/Q of zero-out at outputs y.
 
@@ -164,9 +160,8 @@ def loss_of_mirrored(*arguments):
 
 def loss_by_pairs(scheme: Scheme, strategy: Strategy, scores_, sigma):
     """Return an upper bound on L of (num_samples, iterations) scores, where the scheme has a `pair_bound`."""
-    assert scheme.pair_bound is not None
     log_ratios, norms, _ = _log_ratios(scheme, strategy, scores_, sigma, Direction.REMOVE)
-    return scheme.pair_bound.log_likelihood_ratios(log_ratios, norms)
+    return scheme.log_likelihood_ratios_by_pairs(log_ratios, norms)  # pyrefly: ignore[missing-attribute]
 
 
 def column_norms(scheme: Scheme, strategy: Strategy) -> np.ndarray:
@@ -178,14 +173,3 @@ def column_norms(scheme: Scheme, strategy: Strategy) -> np.ndarray:
     if scheme.examples_overlap:
         return strategy.column_products(scheme.min_separation)
     return strategy.half_square_norms()
-
-
-def lowered_norms(scheme: Scheme, strategy: Strategy, direction: str, dtype):
-    """Return the decrease of a score for its log-ratio, () or (iterations,) in the unit of the scores.
-
-    `||c_i||^2 / 2`, and the cross terms where the loss is bounded from below.
-    """
-    half_norms = jnp.asarray(strategy.half_square_norms(), dtype)
-    if direction == Direction.REMOVE:
-        return half_norms
-    return half_norms + jnp.asarray(Mechanism(scheme, strategy, 1.0).cross_terms, dtype)

@@ -11,8 +11,7 @@ from jaxacct.statistics.hockey_stick import DIRECTIONS, Direction
 from jaxacct.strategies import Strategy, prefix_sum_error
 
 # The dominating pair of each: proofs/adjacency.md.
-AdjacencyName = Literal["zero-out", "add-or-remove-one", "replace-one"]
-"""Neighbouring data sets."""
+AdjacencyName = Literal["zero-out", "add-or-remove-one", "replace-one"]  # neighbouring data sets
 ADJACENCIES: tuple[AdjacencyName, ...] = get_args(AdjacencyName)
 ZERO_OUT, ADD_OR_REMOVE_ONE, REPLACE_ONE = ADJACENCIES
 

@@ -71,8 +71,7 @@ class Setting:
     composed: Composed | None
 
 
-SamplesNeeded = Callable[[Any], float] | None
-"""Predicted number of samples that a proposal needs; None to consider all proposals."""
+SamplesNeeded = Callable[[Any], float] | None  # predicted samples of a proposal; None to consider all
 
 
 class Draws(NamedTuple):
@@ -347,7 +346,6 @@ def build(setting: Setting) -> Proposal:
 
 def candidates(setting: Setting, samples_needed: SamplesNeeded) -> list[Proposal]:
     """Return plain sampling, which covers every setting."""
-    del samples_needed
     return [build(setting)]
 
 
@@ -361,7 +359,7 @@ def draw_plain(
         side = seen.draw(side_key, randomness.BLOCK_SIZE, tables)
     draw = functools.partial(draw_block_at, key, scheme, strategy, sigma, dtype, loss_of=loss_of)
     if direction == Direction.REMOVE and few_windows(scheme, strategy):
-        loss = draw(draw_positions=scheme.sparse_positions.draw)
+        loss = draw(draw_positions=scheme.draw_positions)
     else:
 
         def draw_counts(counts_key, size):
@@ -377,7 +375,7 @@ _DRAW_MIRRORED = functools.partial(draw_plain, direction=Direction.REMOVE, loss_
 
 def few_windows(scheme, strategy) -> bool:
     """Return whether participations are added as windows: an FFT is faster on a CPU unless they are few."""
-    windows = scheme.sparse_positions is not None and has_windows(scheme, strategy)
+    windows = scheme.sparse_rate is not None and has_windows(scheme, strategy)
     elsewhere = jax.default_backend() != "cpu" and windows
     return adds_windows(scheme, strategy, 1) or elsewhere
 

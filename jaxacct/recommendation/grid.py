@@ -16,8 +16,7 @@ from jaxacct.strategies.workload import checked as checked_workload
 
 MEMORY_COPIES = 16
 MAX_INVERSE_BANDS = 8  # as many draws a step
-FIXED_COUNTS = (BalancedMinSep.name, EpochwiseAllocation.name)
-"""Schemes under which all examples participate equally often."""
+FIXED_COUNTS = (BalancedMinSep.name, EpochwiseAllocation.name)  # all examples participate equally often
 
 
 @dataclass(frozen=True)
@@ -97,10 +96,8 @@ class RunNumbers:
         Beyond the doublings of the `grid` it is that of a cycle, or of the whole run.
         """
         if separation is None and name in (None, BMinSep.name, CyclicPoisson.name, BalancedMinSep.name):
-            longest = min(self.iterations, math.floor(self.cycle), _validate.MAX_SEPARATION)
-            return self.scheme(
-                name, min(longest, self.room) if name == BalancedMinSep.name else longest, False
-            )
+            most = self.room if name == BalancedMinSep.name else self.iterations
+            return self.scheme(name, min(most, math.floor(self.cycle), _validate.MAX_SEPARATION), False)
         return max((scheme for scheme, _ in grid), key=lambda scheme: scheme.min_separation)
 
     def fixed_counts(self, max_bands: int, bands, separation) -> dict[str, list]:
@@ -124,14 +121,8 @@ class RunNumbers:
         """Return the scheme of that name, at this separation where it takes one; ValueError if none is."""
         if name is None:
             name, given = ("poisson", False) if separation == 1 else ("b-min-sep", given)
-        takes = "separation" in SCHEMES[name].options
-        return SCHEMES[name].from_numbers(
-            Numbers(
-                **self.run,
-                separation=separation,
-                min_separation=separation if takes or given else None,
-            )
-        )
+        least = separation if given or "separation" in SCHEMES[name].options else None
+        return SCHEMES[name].from_numbers(Numbers(**self.run, separation=separation, min_separation=least))
 
     def why_none(self, name: str | None, bands: int | None, separation: int | None) -> str:
         """Return the message of a grid without candidates: what limits the bands."""

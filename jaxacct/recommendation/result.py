@@ -17,13 +17,10 @@ from jaxacct.schemes import Poisson, Scheme, scheme_to_json
 from jaxacct.strategies import Strategy, Workload, workload_error
 from jaxacct.strategies.workload import PREFIX_SUM, PREFIX_SUMS
 
-MAX_EXCESS = 1.05
-"""Ratio of the certified noise multiplier to the estimate up to which the selected candidate is kept."""
-MIN_TIME = 0.5
-"""Fraction of the seconds that has to be left for samples of a further candidate."""
+MAX_EXCESS = 1.05  # certified noise multiplier over the estimate up to which the selected candidate is kept
+MIN_TIME = 0.5  # fraction of the seconds that has to be left for samples of a further candidate
 
-REVEALED = "unamplified"
-"""Accountant of candidates whose participations are revealed."""
+REVEALED = "unamplified"  # accountant of candidates whose participations are revealed
 
 
 @functools.lru_cache(maxsize=256)

@@ -10,7 +10,7 @@ from jaxacct.core.plan import Plan
 from jaxacct.mechanisms.mechanism import ADD_OR_REMOVE_ONE, REPLACE_ONE, ZERO_OUT
 from jaxacct.strategies import BandedInverse
 
-TERMS = {
+TERMS = {  # what each fact means, for readers of the page
     "epsilon, delta": "no event is more than e^epsilon times as likely with the unit as without, plus delta",
     "advantage": "true minus false positive rate of any membership test",
     "Gaussian equivalent": "to compare plans: the Gaussian mechanism of this mu has the same delta at this "
@@ -31,7 +31,6 @@ TERMS = {
     "versions": "of the packages that made the evidence",
     "plan": "SHA-256 of claim and evidence: identifies the file",
 }
-"""What each fact means, for readers of the page."""
 
 
 _NEIGHBOURS: dict[str, str] = {

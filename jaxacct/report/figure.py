@@ -13,8 +13,7 @@ PALETTE = (DARK, LIGHT, "#3b7d23", "0.35", "#7030a0", "#0f9ed5")
 # Distinguish lines and points without colour.
 DASHES = ("-", "--", "-.", (0, (1, 1)), (0, (5, 2, 1, 2, 1, 2)), (0, (8, 2)))
 MARKERS = "osD^vP"
-PANEL = 5.6, 4.2
-"""Inches, of pictures that stand side by side."""
+PANEL = 5.6, 4.2  # inches, of pictures that stand side by side
 _LEGEND_ROWS, _HALF_LINE = 3, 42  # rows that every panel has room for; characters of half a row
 
 

@@ -27,8 +27,7 @@ from jaxacct.report.run_card import ON_TRUST, RunCard
 FIRST_LINE = "<!DOCTYPE html><!-- jaxacct report -->"
 
 CONFIDENCE = 0.999
-DRAWS = 20_000
-"""Samples of the page for each direction: seconds for most plans."""
+DRAWS = 20_000  # samples of the page for each direction: seconds for most plans
 RATES = np.array(text.RATES)
 _FURTHEST = 3.0  # epsilon of the profile of a plan whose own is 0
 

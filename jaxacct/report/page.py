@@ -32,14 +32,13 @@ ASSUMPTIONS = (
     ),
 )
 
-NOT_COVERED = (
+NOT_COVERED = (  # what no plan covers, for the page and for the cards of runs
     "times of steps, which show batch sizes",
     "private/metrics.jsonl, and evaluations on private data",
     "a second run on the same data, which takes a plan that composes both (compose_with)",
     "hyperparameters, early stopping or a best of several runs that were chosen by the private data",
     "statistics of the private data that were computed beside the run, such as a mean to normalise by",
 )
-"""What no plan covers, for the page and for the cards of runs."""
 
 STYLE = Path(__file__).with_name("page.css").read_text(encoding="utf-8")
 

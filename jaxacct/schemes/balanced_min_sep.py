@@ -48,7 +48,7 @@ class BalancedMinSep(SizedScheme):
         check_fields(self, "iterations", "min_separation", probability=False)
         validate.check_fields(self, participations=validate.positive_number)
         if self.participations <= 1:
-            object.__setattr__(self, "min_separation", self.iterations)
+            validate.set_fields(self, min_separation=self.iterations)
         n, b = self.iterations, self.min_separation
         max_count = -(-n // b)
         if self.participations > max_count:

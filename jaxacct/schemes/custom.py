@@ -4,6 +4,7 @@ import functools
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
+from jaxacct.common import validate
 from jaxacct.schemes.protocol.numbers import Numbers
 from jaxacct.schemes.protocol.scheme import ExampleScheme
 from jaxacct.schemes.table import SamplingTable
@@ -56,9 +57,7 @@ class CustomScheme(ExampleScheme):
             start=tuple(table.start.tolist()),
             keep=table.keep,
         )
-        for name, value in fields.items():
-            object.__setattr__(self, name, value)
-        object.__setattr__(self, "_hash", hash((*fields.values(), self.turns)))
+        validate.set_fields(self, **fields, _hash=hash((*fields.values(), self.turns)))
         if not table.participation_probabilities.any():
             raise ValueError("join and start must give some step a probability of participation above 0")
 

@@ -18,7 +18,7 @@ class RandomPhase(ExampleScheme, abstract=True):
     """Scheme in which an example is eligible at the steps of one uniform phase, a cycle apart."""
 
     supports_truncation = True
-    sparse_positions = None
+    sparse_rate = None
     cycle_length: int
     sampling_probability: float
 

@@ -126,7 +126,6 @@ class FixedOrder(ExampleScheme):
         return np.full(self.iterations, float(self.size_of_batches(dataset_size)))
 
     def batches(self, dataset_size: int, generator: np.random.Generator, graph=None) -> "Epochs":
-        del generator, graph
         size = self.size_of_batches(dataset_size)
         steps = dataset_size // size
         if -(-self.iterations // steps) > self.participations:
@@ -144,7 +143,6 @@ class FixedOrder(ExampleScheme):
     # -- No distribution: nothing is random ------------------------------------------------------------------
 
     def _refuse(self, *arguments, **options) -> NoReturn:
-        del arguments, options
         raise ValueError(
             f"scheme {self.name} has no random participations to sample: `calibrate` certifies it without "
             "samples, by the accountant unamplified"

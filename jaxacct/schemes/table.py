@@ -20,8 +20,7 @@ from jaxacct.kernels.randomness import MIN_PROBABILITY
 from jaxacct.kernels.recurrence import SOFTPLUS_ROUNDINGS
 from jaxacct.kernels.table import Draws, Outcome, draw_counts, log_likelihood_ratios, share_errors, thin
 
-MAX_TABLE_ENTRIES = 2**27
-"""Largest number of entries of `join`."""
+MAX_TABLE_ENTRIES = 2**27  # largest number of entries of `join`
 
 
 class Unfolded(NamedTuple):
@@ -115,10 +114,8 @@ class SamplingTable:
         # Rounding of a sum of 1 is no probability of never being eligible; once divided it stays as it is.
         start = start / total if 2.0**-51 < abs(total - 1) <= 1e-12 else start
         keep = validate.probability("keep", self.keep)
-        for name, value in (("join", join), ("lockout", lockout), ("start", start)):
-            value.flags.writeable = False
-            object.__setattr__(self, name, value)
-        object.__setattr__(self, "keep", keep)
+        join, lockout, start = map(validate.read_only, (join, lockout, start))
+        validate.set_fields(self, join=join, lockout=lockout, start=start, keep=keep)
 
     @classmethod
     def constant(
@@ -205,10 +202,8 @@ class SamplingTable:
     @functools.cached_property
     def outcomes(self) -> list[Outcome]:
         """What an eligible unit may do that makes it ineligible for a lockout."""
-        found = [
-            Outcome(self.keep * self.join, 1, True),
-            Outcome((1 - self.keep) * self.join, 0, True),
-        ]
+        shares = (1, self.keep), (0, 1 - self.keep)  # of participations that count, and of others
+        found = [Outcome(share * self.join, examples, True) for examples, share in shares]
         if self.turns:
             found.append(Outcome(1 - self.join, 0, False))
         return [outcome for outcome in found if outcome.chance.any()]

@@ -109,7 +109,7 @@ class Budget:
     @classmethod
     def split(cls, delta: float, failure_fraction: float = 0.01) -> "Budget":
         """Reserve `failure_fraction * delta` for false acceptance and the rest for `delta_v`."""
-        delta = _validate.delta(delta)
+        delta = _validate.open_probability("delta", delta)
         q = delta * _validate.open_probability("failure_fraction", failure_fraction)
         delta_v = (delta - q) / (1 - q)
         while delta_v + q * (1 - delta_v) > delta:

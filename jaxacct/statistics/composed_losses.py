@@ -261,16 +261,10 @@ class Sums:
         fraction, exponent = math.frexp(step)
         step = math.ldexp(math.ceil(fraction * 2**20), exponent - 20)  # so that its multiples are exact
         points = 1 << math.ceil(math.log2(width / step + 12))
+        places = [(math.floor(low / step) - 1, math.ceil(top / step) + 1) for low, top in spans]
         found = [
-            _Step.of(
-                part.curve,
-                step,
-                math.floor(low / step) - 1,
-                math.ceil(top / step) + 1,
-                (tilt, steep_tilt),
-                points,
-            )
-            for part, (low, top) in zip(rough.parts, spans, strict=True)
+            _Step.of(part.curve, step, *ends, (tilt, steep_tilt), points)
+            for part, ends in zip(rough.parts, places, strict=True)
         ]
         first = max(math.floor(end / step) + 4 - points, math.floor(epsilon / step) - points // 2)
         usable = epsilon + min(math.sqrt(curvature), _TABLE_FALL / saddle)

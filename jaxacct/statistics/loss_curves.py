@@ -14,8 +14,7 @@ import numpy as np
 
 from jaxacct.statistics.tilted_sums import UNIT
 
-TINY = 1e-290
-"""Bound on what underflow may remove from one value of a curve."""
+TINY = 1e-290  # bound on what underflow may remove from one value of a curve
 _CORNER_GAP = 1e-12  # nats, between the corners of a sampled curve
 _ROUNDINGS = 1e-12  # bounds are raised by this, far more than the float64 rounding error
 

@@ -9,10 +9,8 @@ import numpy as np
 
 from jaxacct.statistics.loss_curves import LossCurve, chord_masses
 
-SMALLEST = 1e-200
-"""Smallest bound that is returned: a smaller delta cannot be shown."""
-CUT = 1e-5
-"""Share of delta of each of the three cuts of a lattice."""
+SMALLEST = 1e-200  # smallest bound that is returned: a smaller delta cannot be shown
+CUT = 1e-5  # share of delta of each of the three cuts of a lattice
 _TILTS = np.geomspace(1e-12, 1e12, 97)  # candidates of the search
 
 

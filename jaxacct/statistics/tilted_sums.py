@@ -42,8 +42,7 @@ class Variable:
         return float(np.linalg.norm(self.masses))
 
 
-Factors: TypeAlias = list[tuple[Variable, int]]
-"""Independent variables of a sum, and how many copies of each."""
+Factors: TypeAlias = list[tuple[Variable, int]]  # independent variables of a sum, and copies of each
 
 
 def rounding_error(factors: Factors, weights_norm: float, points: int) -> float:

@@ -52,9 +52,8 @@ class BandedInverse(ComputedColumn):
         if not (np.isfinite(first).all() and (first >= 0).all()):
             raise ValueError("inverse must give a C without negative entries")
         norm, given_norm = norms_of(first, self.given_norm, 1e-12)
-        object.__setattr__(self, "given_norm", given_norm)
-        object.__setattr__(self, "iterations", n)
-        object.__setattr__(self, "inverse", tuple(np.trim_zeros(given * norm, "b").tolist()))
+        inverse = tuple(np.trim_zeros(given * norm, "b").tolist())
+        _validate.set_fields(self, given_norm=given_norm, iterations=n, inverse=inverse)
 
     @property
     def named_bands(self) -> int:

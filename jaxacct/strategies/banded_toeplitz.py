@@ -37,9 +37,8 @@ class FirstColumn(Stationary):
         values = values / norm
         if values[0] <= 0:
             raise ValueError(f"coefficients must begin above 1e-308 times the largest, {peak!r}")
-        values = np.trim_zeros(values, "b")
-        object.__setattr__(self, "coefficients", tuple(values.tolist()))
-        object.__setattr__(self, "given_norm", given_norm)
+        coefficients = tuple(np.trim_zeros(values, "b").tolist())
+        _validate.set_fields(self, coefficients=coefficients, given_norm=given_norm)
 
     @property
     def bands(self) -> int:

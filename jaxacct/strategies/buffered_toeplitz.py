@@ -52,11 +52,10 @@ class BufferedToeplitz(ComputedColumn):
     kind: ClassVar[str] = "buffered-toeplitz"
 
     def __post_init__(self):
-        object.__setattr__(self, "iterations", _validate.positive_integer("iterations", self.iterations))
+        _validate.check_fields(self, iterations=_validate.positive_integer)
         decays = checked_numbers("decays", self.decays, lambda x: (x >= 0) & (x < 1), "from 0 to below 1")
         weights = checked_numbers("weights", self.weights, lambda x: x > 0, "above 0")
-        object.__setattr__(self, "decays", tuple(decays.tolist()))
-        object.__setattr__(self, "weights", tuple(weights.tolist()))
+        _validate.set_fields(self, decays=tuple(decays.tolist()), weights=tuple(weights.tolist()))
         if decays.size != weights.size:
             raise ValueError(f"weights must be as many as decays, {decays.size}, got {weights.size}")
         if weights.sum() > 1 + 1e-12:

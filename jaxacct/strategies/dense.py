@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 import scipy
 
-from jaxacct.common.validate import read_only
+from jaxacct.common.validate import read_only, set_fields
 from jaxacct.strategies.base import NoiseRecursion, Strategy, check_is_bounded
 from jaxacct.strategies.stationary import cross_terms, norms_of
 from jaxacct.strategies.workload import Workload
@@ -41,8 +41,7 @@ class Dense(Strategy):
         if np.triu(matrix, 1).any() or not (np.diag(matrix) > 0).all():
             raise ValueError("matrix must be lower triangular with a diagonal above 0")
         norm, given_norm = norms_of(matrix, self.given_norm, 1e-12)
-        object.__setattr__(self, "given_norm", given_norm)
-        object.__setattr__(self, "matrix", read_only(matrix / norm))
+        set_fields(self, given_norm=given_norm, matrix=read_only(matrix / norm))
 
     @functools.cached_property
     def _digest(self) -> str:

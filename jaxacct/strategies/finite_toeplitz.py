@@ -44,11 +44,10 @@ class FiniteToeplitz(FirstColumn):
     kind: ClassVar[str] = "finite-toeplitz"
 
     def __post_init__(self):
-        n = _validate.positive_integer("iterations", self.iterations)
+        _validate.check_fields(self, iterations=_validate.positive_integer)
         super().__post_init__()
-        if self.bands > n:
+        if self.bands > (n := self.iterations):
             raise ValueError(f"coefficients must be at most iterations {n} numbers, got {self.bands}")
-        object.__setattr__(self, "iterations", n)
 
     def of_first_steps(self) -> BandedToeplitz:
         return BandedToeplitz(self.coefficients, self.given_norm)

@@ -59,10 +59,10 @@ def adds_windows(scheme, strategy: Strategy, replicas: int) -> bool:
     A window is then faster than its share of a Fourier transform of the whole row, and rounds less. For
     schemes whose draws come as positions.
     """
-    sparse = scheme.sparse_positions
-    if sparse is None or not has_windows(scheme, strategy) or strategy.bands == 1:
+    rate = scheme.sparse_rate
+    if rate is None or not has_windows(scheme, strategy) or strategy.bands == 1:
         return False
-    return 1000 * (replicas * scheme.iterations * sparse.rate + 4) <= scheme.iterations
+    return 1000 * (replicas * scheme.iterations * rate + 4) <= scheme.iterations
 
 
 def has_windows(scheme, strategy: Strategy) -> bool:

@@ -53,12 +53,11 @@ class Workload:
     def __post_init__(self):
         _validate.instance("last", self.last, bool, "True or False")
         if not callable(self.learning_rate):
-            rate = _validate.positive_number("learning_rate", self.learning_rate)
-            object.__setattr__(self, "learning_rate", rate)
+            _validate.check_fields(self, learning_rate=_validate.positive_number)
         elif getattr(self.learning_rate, "__hash__", None) is None:
             raise ValueError("learning_rate must be a number or a function, as optax's schedules are")
-        for name in ("momentum", "weight_decay"):
-            object.__setattr__(self, name, _validate.nonnegative_number(name, getattr(self, name)))
+        at_least_0 = _validate.nonnegative_number
+        _validate.check_fields(self, momentum=at_least_0, weight_decay=at_least_0)
         if not self.momentum < 1:
             raise ValueError(f"momentum must be from 0 to below 1, got {self.momentum!r}")
 
@@ -161,8 +160,7 @@ def _rates(workload: Workload, iterations: int) -> np.ndarray:
             raise ValueError(f"learning_rate must give a number at every step: {error}") from None
         if not (np.isfinite(rates) & (rates >= 0)).all() or not rates.any():
             raise ValueError("learning_rate must be finite and at least 0 at every step, and not always 0")
-    rates.setflags(write=False)
-    return rates
+    return _validate.read_only(rates)
 
 
 def checked(workload) -> Workload:

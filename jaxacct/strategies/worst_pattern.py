@@ -11,10 +11,8 @@ import numpy as np
 
 from jaxacct.strategies.base import Strategy
 
-MAX_ROWS = 2048
-"""Size of a Gram matrix that is made; of longer runs pairs of participations are bounded."""
-MAX_PRODUCTS = 4e8
-"""Products of the dynamic program, about two seconds of one core."""
+MAX_ROWS = 2048  # size of a Gram matrix that is made; of longer runs pairs of participations are bounded
+MAX_PRODUCTS = 4e8  # products of the dynamic program, about two seconds of one core
 _MAX_OVERLAP_PRODUCTS = 2e8  # a second of one core
 _UNIT = 2.0**-52
 

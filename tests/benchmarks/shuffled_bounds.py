@@ -61,7 +61,7 @@ def shuffled_delta_lower(steps: int, noise_multiplier: float, epsilon: float) ->
     """Return a lower bound on delta(epsilon) of one or more reshuffled epochs of `steps` steps, in [0, 1]."""
     _validate.positive_integer("steps", steps)
     sigma = _validate.noise_multiplier("noise_multiplier", noise_multiplier)
-    epsilon = _validate.epsilon(epsilon)
+    epsilon = _validate.nonnegative_number("epsilon", epsilon)
     edges = np.linspace(0.0, 2 + sigma * (4 + math.sqrt(2 * math.log(steps) + 2 * epsilon)), _EVENTS)
     rest = (steps - 1) * log_ndtr(edges / sigma)
 
@@ -88,7 +88,7 @@ def shuffled_delta_upper(steps: int, noise_multiplier: float, epsilon: float) ->
     """
     n = _validate.positive_integer("steps", steps)
     sigma = _validate.noise_multiplier("noise_multiplier", noise_multiplier)
-    epsilon = _validate.epsilon(epsilon)
+    epsilon = _validate.nonnegative_number("epsilon", epsilon)
     best = gdp_delta(epsilon, 1.0 / sigma)
     for near, far in itertools.product(_QUANTILES, _QUANTILES):
         own = 0.5 / sigma**2 + near / sigma  # epsilon_1: a loss that is rarely larger, means 1 apart
@@ -136,7 +136,7 @@ def compare_noise_multipliers(steps: int, epochs: int, epsilon: float, delta: fl
     shuffled batches can certify less than `shuffled_at_least`. An epoch has `steps` steps.
     """
     _validate.positive_integer("epochs", epochs)
-    delta = _validate.delta(delta)
+    delta = _validate.open_probability("delta", delta)
     length = math.sqrt(epochs)
     return SamplerComparison(
         _noise_at(lambda sigma: gdp_delta(epsilon, length / sigma), delta, 1),

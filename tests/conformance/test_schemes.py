@@ -279,14 +279,14 @@ def test_a_scheme_must_say_what_the_guarantee_rests_on():
     """A made scheme whose users have five examples: once its sensitivity came out as 3.16, not 15.8."""
 
     stated = {"name": "made", "unit": "user", "adjacencies": ("zero-out",), "examples_overlap": True}
-    stated |= {"others_are_independent": False, "holds_for_shared_examples": False}
+    stated |= {"others_are_independent": False, "holds_for_shared_examples": False, "examples_per_unit": 5}
+    stated |= dict.fromkeys(["max_participations", "side_information", "max_rate", "draw_errors", "sums"])
     for forgotten in stated:
         with pytest.raises(TypeError, match=f"must state its {forgotten}$"):
             type("Made", (Scheme,), {key: value for key, value in stated.items() if key != forgotten})
     made = type("Made", (Scheme,), stated)
-    abstract = "examples_per_unit max_participations side_information participation_probabilities sums "
-    abstract += "max_rate expected_batch_sizes log_probability_of_none squared_sensitivity batches "
-    abstract += "draw_participation draw_errors log_likelihood_ratios from_batch_size"
+    abstract = "participation_probabilities expected_batch_sizes log_probability_of_none squared_sensitivity "
+    abstract += "batches draw_participation log_likelihood_ratios from_batch_size"
     assert made.__abstractmethods__ == set(abstract.split())
     with pytest.raises(TypeError, match="squared_sensitivity"):
         made()

@@ -119,7 +119,6 @@ def test_streams_keep_their_numbers():
     for direction in DIRECTIONS:
         for stream in (randomness.Stream.REMOVE, randomness.Stream.REMOVE_PILOT):
             assert stream.at(direction.place).name == stream.name.replace("REMOVE", direction.name)
-        assert randomness.SearchStream(direction.place).name == direction.name
 
 
 def test_keys_of_blocks():
@@ -226,10 +225,10 @@ def test_no_key_has_two_purposes(name, purposes, key):
 
 
 def test_streams_of_a_run_are_numbered_apart(key):
-    """All numbers of `Stream` and `SearchStream`, with both directions: different keys under one key."""
-    for kind in (randomness.Stream, randomness.SearchStream):
-        keys = {tuple(randomness.key_words(randomness.stream_key(key, int(stream)))) for stream in kind}
-        assert len(keys) == len(list(kind))
+    """All numbers of `Stream`, with both directions: different keys under one key."""
+    streams = list(randomness.Stream)
+    keys = {tuple(randomness.key_words(randomness.stream_key(key, int(stream)))) for stream in streams}
+    assert len(keys) == len(streams)
     directions = {
         tuple(np.asarray(jax.random.key_data(base.direction_key(key, d)))) for d in ("remove", "add")
     }

@@ -13,8 +13,7 @@ import scipy
 
 from jaxacct.statistics import roots
 
-SHARES = (1.0, 2 / 5, 4 / 25, 8 / 125)
-"""Fractions of the canaries of one run whose coins are guessed, largest scores first."""
+SHARES = (1.0, 2 / 5, 4 / 25, 8 / 125)  # of the canaries whose coins are guessed, largest scores first
 
 
 class Guessed(NamedTuple):

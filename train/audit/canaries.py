@@ -26,8 +26,7 @@ from ..clipping.per_example import default_microbatch_size
 from ..models.loss import Loss, Numbered, numbered
 from ..training import TrainOptions, fit
 
-LENGTH = 100.0
-"""Length of a canary's gradient, in clip norms, before it is clipped."""
+LENGTH = 100.0  # length of a canary's gradient, in clip norms, before it is clipped
 REAL, SILENT = -1, -2  # in place of a coordinate
 
 

@@ -35,10 +35,8 @@ from ..procedures.protocol import Request
 from .bounds import max_canaries, one_run_bound
 from .canaries import REAL, SILENT, Setting, quiet
 
-CANARIES = 4000
-"""Default number of canaries, where there is room."""
-SUSPECTED = 1 / 3
-"""Fraction of the plan's noise that scores assume."""
+CANARIES = 4000  # default number of canaries, where there is room
+SUSPECTED = 1 / 3  # fraction of the plan's noise that scores assume
 SCHEMA = "jaxacct-audit-1"
 CAN_SEE = (
     "A lower bound above the plan's epsilon says that something is broken: too little noise, no clipping, "

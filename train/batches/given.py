@@ -155,8 +155,7 @@ class Committed:
         os.truncate(path, whole)
         lines = (line.split() for line in content[:whole].decode(errors="replace").splitlines())
         found = {int(line[0]): line[1] for line in lines if len(line) == 2 and line[0].isdigit()}
-        self.last = max(found, default=0)
-        """Last step that was committed, 0 for none."""
+        self.last = max(found, default=0)  # last step that was committed, 0 for none
         self._found = {at: text for at, text in found.items() if at > step}
 
     def add(self, drawn: SamplerState) -> None:

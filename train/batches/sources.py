@@ -33,15 +33,12 @@ class Source(Protocol):
     def __len__(self) -> int: ...
     def __getitem__(self, index: int) -> Any:
         """Return a pytree of numbers or arrays, of the same structure, shapes and dtypes for every row."""
-        ...
 
     def fingerprint(self) -> str:
         """Return a text that changes with the content; see `train.batches.fingerprints`."""
-        ...
 
 
-LARGE = 2**32
-"""Bytes from which mapped arrays are not checked before they are trained on."""
+LARGE = 2**32  # bytes from which mapped arrays are not checked before they are trained on
 
 
 def as_rows(data):
@@ -216,11 +213,9 @@ class MemoryMapped(Indexed):
 
 NUM_PROBES = 6
 FIRST_BATCHES = 8
-CHECKED_AT_FIRST = 64
-"""Rows of each of the first batches that are read again; of each later batch it is one."""
+CHECKED_AT_FIRST = 64  # rows of each of the first batches that are read again; of each later batch it is one
 DIGESTED_A_BATCH = 256
-DIGESTED = 2**17
-"""Maximum number of rows whose digests are kept in memory."""
+DIGESTED = 2**17  # maximum number of rows whose digests are kept in memory
 
 
 class SourceRows:

@@ -13,18 +13,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from jaxacct import individual
 from jaxacct.common import validate as _validate
 from jaxacct.common.records import exact
-from jaxacct.individual import (
-    FilterState,
-    GDPIndividualAccountant,
-    IndividualGDPFilter,
-    IndividualRDPFilter,
-    PLDIndividualAccountant,
-    RDPIndividualAccountant,
-    SigmaGrid,
-    subsampled_gaussian_rdp,
-)
+from jaxacct.individual import IndividualGDPFilter, IndividualRDPFilter, RDPIndividualAccountant
 from jaxacct.individual.rdp import ORDERS
 
 _MIN_NORM = 1 / 32  # as a share of the clip norm: smaller norms, but 0, are charged as this
@@ -53,15 +45,15 @@ class Records(NamedTuple):
         return cls(zeros, zeros, jnp.ones(num_examples, bool), counted)
 
     @property
-    def filtered(self) -> FilterState:
-        return FilterState(*self[:3], 0)
+    def filtered(self) -> individual.FilterState:
+        return individual.FilterState(*self[:3], 0)
 
 
 @dataclass(frozen=True)
 class FullBatches:
     """Tracker of DP-GD: each step is Gaussian, an example's mu is exact."""
 
-    accountant: GDPIndividualAccountant
+    accountant: individual.GDPIndividualAccountant
     filter: IndividualGDPFilter | None
 
     def init(self, num_examples: int) -> Records:
@@ -108,7 +100,7 @@ class Sampled:
     def _costs(self) -> np.ndarray:
         """Return (buckets,) float32, rounded up: the divergence of a step at the filter's order."""
         assert self.filter is not None
-        costs = subsampled_gaussian_rdp(
+        costs = individual.subsampled_gaussian_rdp(
             self.accountant.sampling_probability, self.accountant.charged_sigmas, (self.filter.order,)
         )[:, 0]
         rounded = costs.astype(np.float32)
@@ -123,7 +115,7 @@ class Sampled:
         """Epsilon of the Fourier accountant: an estimate for adaptive norms."""
         given = self.accountant
         fixed = given.sampling_probability, given.noise_multiplier, given.clip_norm, given.grid
-        return PLDIndividualAccountant(*fixed).epsilon(records.counted, delta)
+        return individual.PLDIndividualAccountant(*fixed).epsilon(records.counted, delta)
 
     def renyi_epsilon(self, records: Records, delta: float) -> np.ndarray:
         """Epsilon at the best order of each example, chosen afterwards: a report."""
@@ -163,7 +155,7 @@ class IndividualAccounting:
             raise ValueError("epsilon and delta of individual must be given together, or neither")
         if self.epsilon is not None:
             _validate.positive_number("epsilon", self.epsilon)
-            _validate.delta(self.delta)
+            _validate.open_probability("delta", self.delta)
         elif self.order is not None:
             raise ValueError("order of individual must not be given without an epsilon: nothing is filtered")
         _validate.positive_integer("buckets", self.buckets)
@@ -176,8 +168,8 @@ class IndividualAccounting:
             mu = None
             if self.epsilon is not None and self.delta is not None:
                 mu = IndividualGDPFilter.from_epsilon_delta(self.epsilon, self.delta, readmit=self.readmit)
-            return FullBatches(GDPIndividualAccountant(noise_multiplier, 1.0), mu)
-        grid = SigmaGrid(noise_multiplier, noise_multiplier / _MIN_NORM, self.buckets)
+            return FullBatches(individual.GDPIndividualAccountant(noise_multiplier, 1.0), mu)
+        grid = individual.SigmaGrid(noise_multiplier, noise_multiplier / _MIN_NORM, self.buckets)
         accountant = RDPIndividualAccountant(sampling_probability, noise_multiplier, 1.0, grid)
         return Sampled(accountant, self._renyi_filter(accountant))
 
@@ -197,7 +189,7 @@ class IndividualAccounting:
                 "Renyi order has a positive budget"
             )
         largest = accountant.charged_sigmas[0]
-        costs = subsampled_gaussian_rdp(accountant.sampling_probability, largest, tuple(filters))
+        costs = individual.subsampled_gaussian_rdp(accountant.sampling_probability, largest, tuple(filters))
         best = max(zip(filters.values(), costs, strict=True), key=lambda pair: pair[0].budget / pair[1])[0]
         return IndividualRDPFilter(best.order, best.budget, self.readmit)
 
@@ -238,11 +230,11 @@ class PrivateLosses:
         Full batches: exact, by mu-GDP. Sampled batches: the Fourier accountant, an estimate where norms
         depend on training (proofs/individual.md, section 4).
         """
-        return self.tracker.epsilon(self.records, _validate.delta(delta))
+        return self.tracker.epsilon(self.records, _validate.open_probability("delta", delta))
 
     def renyi_epsilon(self, delta: float) -> np.ndarray:
         """Return (num_examples,) float64 at delta by Renyi divergences, for sampled batches (**private**)."""
-        return self.tracker.renyi_epsilon(self.records, _validate.delta(delta))
+        return self.tracker.renyi_epsilon(self.records, _validate.open_probability("delta", delta))
 
     def active(self) -> np.ndarray:
         """Return (num_examples,) bool: admitted to the last step (**private**)."""

@@ -145,13 +145,8 @@ def _clipping(options: TrainOptions, loss, params, batch: "Rows", private: Priva
     """Return the clipping: the given one, or a chosen one."""
     if options.clipping != AUTO:
         return Choice(options.clipping, "as given")
-    return choose(
-        loss.at(0),
-        params,
-        batch.take(np.zeros(0, np.int64))[0],
-        grid=private.grid,
-        mesh=batch.mesh,
-    )
+    empty, _ = batch.take(np.zeros(0, np.int64))
+    return choose(loss.at(0), params, empty, grid=private.grid, mesh=batch.mesh)
 
 
 def _check_individual(options: TrainOptions) -> None:

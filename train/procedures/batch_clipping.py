@@ -165,6 +165,7 @@ def _train(plan: GeneralPlan, request: Request) -> Result:
         terms_at_once=options.microbatch_size,
     )
     batch = _Terms(numbered(loss, rows), plan.num_microbatches, plan.microbatch_size)
+    empty, _ = batch.take(np.zeros(0, np.int64))
     return Run(
         plan=plan,
         request=request,
@@ -175,10 +176,7 @@ def _train(plan: GeneralPlan, request: Request) -> Result:
         clip_norm=clip_norm,
         sampler_key=sampler_key,
         source_at=lambda key, drawn: Replayed(lambda generator: _rounds(plan, generator), key, drawn),
-        # As every step chooses.
-        clipping=choose(
-            step.loss.at(0), params, batch.take(np.zeros(0, np.int64))[0], grid=step.private.grid
-        ),
+        clipping=choose(step.loss.at(0), params, empty, grid=step.private.grid),  # as every step chooses
     ).take()
 
 

@@ -56,8 +56,7 @@ class LogisticRegression:
 
     def __post_init__(self):
         given = self.num_classes, self.feature_norm, self.regularization, self.clip_norm
-        for name, value in logistic_conditions(*given).items():
-            object.__setattr__(self, name, value)
+        _validate.set_fields(self, **logistic_conditions(*given))
 
     def __call__(self, weights, example):
         """Return the loss of one example `(features with their constant, label)`; its gradient is clipped."""

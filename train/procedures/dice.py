@@ -156,7 +156,6 @@ def dice_aggregate(*, key=None, **rule) -> optax.GradientTransformationExtraArgs
     released = DiceRule(**rule)
 
     def update(updates, state: DiceState, params=None, *, mask=None, **_):
-        del params
         count = _examples(updates, state.error, released.batch_size, mask)
         mask = jnp.ones(count, bool) if mask is None else jnp.asarray(mask, bool)
         (clipped, raw), _norms = released.sums(updates, mask)

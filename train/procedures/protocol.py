@@ -32,8 +32,7 @@ PROCEDURES = {
 }
 
 
-AnyPlan = Plan | StoredPlan
-"""What `train.fit` takes; its `training` is a key of `PROCEDURES`."""
+AnyPlan = Plan | StoredPlan  # what `train.fit` takes; its `training` is a key of `PROCEDURES`
 
 
 @dataclass(frozen=True)

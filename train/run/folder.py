@@ -43,7 +43,6 @@ from ..noise.normals import ARRANGEMENT, standard_normals
 from . import hosts
 
 _PRIVATE_LOG, _BATCHES = "private/metrics.jsonl", "private/batches"
-# What a run is bound to by digests under its secret key: name in secret.json -> words of the refusal.
 # What a run is bound to by digests or long lists, which say nothing to a reader: what may have changed.
 _DIGESTS = {
     "plan": "plan",

@@ -22,8 +22,7 @@ class Watch:
     """
 
     def __init__(self):
-        self.is_open = True
-        """Whether it wants to see more steps."""
+        self.is_open = True  # whether it wants to see more steps
         self._steps, self._dropped, self._finite = 0, 0.0, False
 
     def see(self, metrics: dict[str, float | None], *, last: bool) -> None:

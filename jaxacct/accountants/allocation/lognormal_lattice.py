@@ -75,10 +75,6 @@ class Lattice:
         """First sum that is not resolved."""
         return self.terms * self.low + self.step * self.points
 
-    @property
-    def wraps(self) -> bool:
-        return self.cells * self.terms >= self.points
-
 
 @dataclass(frozen=True, eq=False)
 class Distribution:

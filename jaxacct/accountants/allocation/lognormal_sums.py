@@ -13,20 +13,12 @@ The add direction is at most this one (proofs/add_direction.md, theorem 1).
 import functools
 import math
 from dataclasses import dataclass
+from typing import TypeAlias
 
 import numpy as np
 
-from jaxacct.accountants.allocation.lognormal_lattice import (
-    Distribution,
-    Lattice,
-    Mixture,
-    Rough,
-    above,
-    highest,
-    lattice_distribution,
-    lowest,
-    tails_of,
-)
+from jaxacct.accountants.allocation import lognormal_lattice
+from jaxacct.accountants.allocation.lognormal_lattice import Mixture, Rough, tails_of
 from jaxacct.statistics import roots
 from jaxacct.statistics.composed_losses import bounded
 from jaxacct.statistics.tilted_sums import UNIT, Factors, Variable, log_sum, rounding_error, sums, tilted
@@ -45,6 +37,7 @@ _CUT_OF_ONE, _MAX_ERROR_OF_ONE = 1e-7, 1e-4
 # Of far tails: places of the sum, and of the chords; the reserve over the divergence.
 _TAIL_POINTS, _TAIL_NODES, _TWO_LARGE = 2**16, 512, 1e-5
 _THRESHOLDS = 256  # of one lattice but the first
+Bounds: TypeAlias = tuple[np.ndarray, np.ndarray]  # of every threshold, and their errors
 
 
 @functools.lru_cache(maxsize=64)
@@ -90,7 +83,11 @@ def divergence_table(
     height = 1.0
     while used.size:
         if height == 1:
-            bounds, errors = _table(mixture, thresholds[used], cut, points)
+            step = _STEP * min(math.sqrt(math.expm1(part.mu**2)) for part in mixture.phases)
+            first = max(float(thresholds[used[0]]), mixture.terms)
+            at = Cut.at(mixture, first, cut, 0.4 * _MAX_POINTS * step)
+            size = min(max((at.top + at.rest) / step, points), _MAX_POINTS)
+            bounds, errors = _untilted(mixture, thresholds[used], at, size)
         else:
             bounds, errors = _tail(mixture, thresholds[used[:_THRESHOLDS]], height, _TAIL_POINTS)
         # A lattice whose first error is too large is the last one.
@@ -117,17 +114,18 @@ class Sums:
     """
 
     mixture: Mixture
-    lattice: Lattice
-    dists: tuple[Distribution, ...]
+    lattice: lognormal_lattice.Lattice
+    dists: tuple[lognormal_lattice.Distribution, ...]
 
     @classmethod
     def of(cls, mixture: Mixture, span: float, top: float, points: int) -> "Sums":
         """Return sums on a lattice up to about `span`, of X up to about `top`."""
-        low = lowest(mixture)
+        low = lognormal_lattice.lowest(mixture)
         step = (span - mixture.terms * low) / (points - 4)
         cells = min(points - 2, math.ceil((top - low) / step))
-        lattice = Lattice(low, step, cells, points, mixture.terms)
-        return cls(mixture, lattice, tuple(lattice_distribution(p.mu, lattice) for p in mixture.phases))
+        lattice = lognormal_lattice.Lattice(low, step, cells, points, mixture.terms)
+        dists = (lognormal_lattice.lattice_distribution(part.mu, lattice) for part in mixture.phases)
+        return cls(mixture, lattice, tuple(dists))
 
     def log_masses(self, tilt: float) -> list[float]:
         """Return ln sum e^{tilt x} mass(x) of each distribution."""
@@ -143,17 +141,17 @@ class Sums:
 
         The size-biased X is at most the last place, so that the others are beyond the rest.
         """
-        if not self.lattice.wraps:
+        lattice, x, steep = self.lattice, self.lattice.places, max(steep, 0.0)
+        if lattice.cells * lattice.terms < lattice.points:
             return -math.inf
-        x, steep = self.lattice.places, max(steep, 0.0)
         logs = [
             math.log(part.number / self.mixture.total) + log_sum(np.zeros(x.size), dist.masses * x)
             for part, dist in zip(self.mixture.phases, self.dists, strict=True)
         ]
-        rest = self.lattice.end - x[-1]
+        rest = lattice.end - x[-1]
         return float(np.logaddexp.reduce(logs + self.log_others(steep))) - steep * rest + 1e-9
 
-    def bounds(self, thresholds: np.ndarray, tilt: float) -> tuple[np.ndarray, np.ndarray]:
+    def bounds(self, thresholds: np.ndarray, tilt: float) -> Bounds:
         """Return upper bounds on E (1 - K/S)_+ on the lattice for every threshold K, and errors.
 
         By running sums of tilted masses from the far end, where the weights are 1. Errors are what rounding
@@ -236,10 +234,10 @@ class Cut:
     @classmethod
     def at(cls, mixture: Mixture, threshold: float, allowed: float, furthest: float = 0.0) -> "Cut":
         """Return the cut beyond which the probability is about `allowed`, or the furthest one."""
-        terms, most = mixture.terms, highest(mixture)
+        terms, most = mixture.terms, lognormal_lattice.highest(mixture)
         furthest = max(furthest, _FURTHEST * threshold)
         top = 1.2 * threshold
-        while top < min(most, furthest) and above(mixture, top) > allowed:
+        while top < min(most, furthest) and lognormal_lattice.above(mixture, top) > allowed:
             top *= 1.3
         top = min(most, top)
         rough, least, last = Rough.of(mixture, top), terms * 1.01, min(terms * top, furthest)
@@ -255,18 +253,7 @@ class Cut:
 # -- Tables ---------------------------------------------------------------------------------------------
 
 
-def _table(
-    mixture: Mixture, thresholds: np.ndarray, allowed: float, points: int
-) -> tuple[np.ndarray, np.ndarray]:
-    """Return bounds of all thresholds of a table and their errors."""
-    step = _STEP * min(math.sqrt(math.expm1(part.mu**2)) for part in mixture.phases)
-    cut = Cut.at(mixture, max(float(thresholds[0]), mixture.terms), allowed, 0.4 * _MAX_POINTS * step)
-    return _untilted(mixture, thresholds, cut, min(max((cut.top + cut.rest) / step, points), _MAX_POINTS))
-
-
-def _untilted(
-    mixture: Mixture, thresholds: np.ndarray, cut: Cut, points: float
-) -> tuple[np.ndarray, np.ndarray]:
+def _untilted(mixture: Mixture, thresholds: np.ndarray, cut: Cut, points: float) -> Bounds:
     """Return bounds of all thresholds and their errors, by a lattice of so many points or more."""
     found = Sums.of(mixture, cut.top + cut.rest, cut.top, 1 << math.ceil(math.log2(points)))
     bounds, errors = found.bounds(thresholds, 0.0)
@@ -276,9 +263,7 @@ def _untilted(
     return bounds + beyond + reserve, errors + reserve + coarse
 
 
-def _tail(
-    mixture: Mixture, thresholds: np.ndarray, height: float, points: int
-) -> tuple[np.ndarray, np.ndarray]:
+def _tail(mixture: Mixture, thresholds: np.ndarray, height: float, points: int) -> Bounds:
     """Return bounds of far thresholds and their errors: no X above a top, one of them, or two and more.
 
     Sums of X below the top are tilted; lognormals themselves have no moments to tilt by. `height` is about
@@ -288,7 +273,7 @@ def _tail(
     top = first * max(0.25, 1.2 / terms)
     while top < first and _two_large(mixture, top) > _TWO_LARGE * height:
         top *= 1.1
-    top = min(top, highest(mixture))
+    top = min(top, lognormal_lattice.highest(mixture))
     rough = Rough.of(mixture, top)
     tilt, end = max(0.0, rough.tilt_to(first)), min(1.2 * first, terms * top)
     log_cut = math.log(_CUT) + rough.log_moment(tilt)[0]
@@ -317,9 +302,7 @@ def _two_large(mixture: Mixture, top: float) -> float:
     return (sizes * num + mixture.terms * num**2 / 2) / mixture.total * (1 + 1e-9)
 
 
-def _one_large(
-    sums_of: Sums, place: int, thresholds: np.ndarray, steep: float
-) -> tuple[np.ndarray, np.ndarray]:
+def _one_large(sums_of: Sums, place: int, thresholds: np.ndarray, steep: float) -> Bounds:
     """Return bounds on `sum_j E[(X_j + S' - K)_+; X_j above the top] / b` for phases of one kind, and errors.
 
     S' is the sum of the others, all at most the top: `E (X - y)_+` of X above the top is convex in

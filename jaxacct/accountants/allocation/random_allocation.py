@@ -31,12 +31,10 @@ class RandomAllocation(Accountant):
         return "participations of a phase overlap" if cross_term(mechanism) else None
 
     def is_close(self, mechanism: Mechanism, delta: float | None, compose_with=None) -> bool:
-        del delta
         is_own = compose_with is None and not mechanism.scheme.independent_epochs  # `redrawn-bins` is faster
         return is_own and why_not_identity(mechanism) is None
 
     def bound(self, mechanism: Mechanism, epsilon: float, compose_with) -> float:
-        del compose_with
         return divergence_bound(mixture_of(mechanism), epsilon)
 
 

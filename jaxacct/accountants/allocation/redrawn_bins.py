@@ -59,7 +59,6 @@ class RedrawnBins(Accountant):
         return delta >= 10 * floor
 
     def bound(self, mechanism: Mechanism, epsilon: float, compose_with) -> float:
-        del compose_with
         if mechanism.noise_multiplier < MIN_NOISE:
             return 1.0
         return _composed(mechanism.scheme.independent_epochs, mechanism.noise_multiplier, epsilon)

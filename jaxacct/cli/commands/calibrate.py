@@ -18,8 +18,7 @@ from jaxacct.mechanisms.mechanism import AdjacencyName
 from jaxacct.proposals import registry
 from jaxacct.report.facts import describe
 
-DIGITS = 1440
-"""Examples of the data set that `jaxacct train` has without a download."""
+DIGITS = 1440  # examples of the data set that `jaxacct train` has without a download
 Search: Any = options_of(CalibrationOptions, ("executor", "estimate"))
 
 

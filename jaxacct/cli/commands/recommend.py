@@ -61,28 +61,20 @@ def command(
     """
     target = target or TargetOptions()
     asked = target.target()
-    run: dict[str, Any] = dict(dataset_size=dataset_size, batch_size=batch_size, iterations=iterations)
-    run |= dict(workload=workload, adjacency=adjacency, target=asked)
+    sizes: dict[str, Any] = dict(dataset_size=dataset_size, batch_size=batch_size, iterations=iterations)
+    fixed = dict(memory_copies=memory_copies, scheme=scheme, bands=bands, min_separation=min_separation)
+    ranked = dict(workload=workload, adjacency=adjacency, target=asked)
     matrix: Any = strategy
     if strategy is not None and strategy not in MATRICES:
         matrix = coefficients(strategy, bands, MATRICES)
     with watch() as progress:
-        recommendation = recommend(
-            **run,
-            memory_copies=memory_copies,
-            scheme=scheme,
-            bands=bands,
-            min_separation=min_separation,
-            strategy=matrix,
-            progress=progress,
-        )
+        recommendation = recommend(**sizes, **ranked, **fixed, strategy=matrix, progress=progress)
     chosen, choice = recommendation.chosen, recommendation.choice
     ranking = choice.ranking
     if chosen.matrix in ("square-root", COEFFICIENTS):  # which are made for no workload
         ranking |= {"workload": None}
-    numbers = options_of(dataset_size=dataset_size, batch_size=batch_size, iterations=iterations)
     options = f"{chosen.options(strategy or '')} {target}{options_of(**ranking)}"
-    calibration = f"jaxacct calibrate{numbers} {options}"
+    calibration = f"jaxacct calibrate{options_of(**sizes)} {options}"
     if json:
         show(recommendation.to_json() | {"command": calibration}, True)
         return 0

@@ -39,11 +39,7 @@ def build(setting: Setting, m: int) -> Proposal | None:
         mechanism=mechanism,
         log_scale=log_scale(log_z, m, setting.epsilon),
         draw_block=_draw_block,
-        tables=lambda: {
-            "log_z": jnp.float32(log_z),
-            "m": jnp.float32(m),
-            "arrays": joint.tables(mechanism, m),
-        },
+        tables=lambda: dict(log_z=jnp.float32(log_z), m=jnp.float32(m), arrays=joint.tables(mechanism, m)),
         relative_error=relative,
         total_variation=variation,
         replicas=m,

@@ -19,8 +19,7 @@ from jaxacct.likelihood.loss import column_norms
 from jaxacct.mechanisms.mechanism import Mechanism
 from jaxacct.statistics.lines import BudgetLine
 
-_LEFT_OUT = 2.0**-60
-"""Probability under P of the outputs where f(-y) may be below the bound."""
+_LEFT_OUT = 2.0**-60  # probability under P of the outputs where f(-y) may be below the bound
 _MIN_REMAINDER = 1e-4  # (f - P(x = 0)) / f at the tangent point: below it the difference loses digits
 _LOWERED = 1e-8  # relative lowering of the tangent, far above float64 rounding
 

@@ -90,7 +90,7 @@ def _by_pairs(mechanism, delta_v, lines: tuple[BudgetLine, ...], as_units: int) 
     size = dataclasses.replace(size, largest=2 * size.largest)
     # The overlap of two counts this many times.
     sharing = mechanism.noise_multiplier / math.sqrt(scheme.parts[1] - 1 + left)
-    two = Mechanism(scheme.pair_bound.two, mechanism.strategy, sharing)
+    two = Mechanism(scheme.pair_bound, mechanism.strategy, sharing)
     amount = pairs * rounding.interacting_error(two, size, rounding.max_unit_participations(two.scheme))
     alone = next(line.amount for line in lines if line.item is Item.RATIO)
     by_pairs = BudgetLine(Item.RATIO, "epsilon", amount + alone, rounding.SOURCE + "7")

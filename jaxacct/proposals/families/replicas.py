@@ -41,24 +41,15 @@ import jax.numpy as jnp
 from jaxacct.kernels import randomness
 from jaxacct.likelihood.loss import loss_by_pairs, loss_of_scores, losses_of_mirrored
 from jaxacct.mechanisms.mechanism import Mechanism
-from jaxacct.proposals.base import (
-    Draws,
-    Proposal,
-    ProposalSpec,
-    SamplesNeeded,
-    Setting,
-    draw_block_at,
-    draw_plain,
-    plain,
-)
+from jaxacct.proposals import base
+from jaxacct.proposals.base import Draws, Proposal, ProposalSpec, SamplesNeeded, Setting, plain
 from jaxacct.proposals.families.overlaps import log_factor_of_overlaps, overlap_arrays
 from jaxacct.proposals.families.pair_weights import log_factor, one_of, shared_events
 from jaxacct.schemes.replicas.base import log_attractions
 from jaxacct.statistics.hockey_stick import Direction
 from jaxacct.strategies.stationary import adds_windows
 
-ORDERS = (2, 4, 6, 8, 12, 16, 24, 32, 48)
-"""Numbers of vectors; few, so that similar noise multipliers share a program."""
+ORDERS = (2, 4, 6, 8, 12, 16, 24, 32, 48)  # of vectors; few, so that similar noises share programs
 # Target of -ln P0' for the inflation factor, and the largest factor.
 _TARGET_COUNT, _MAX_TIMES = 0.5, 32
 _LOWERED = 1e-9  # relative, of A and c; far above float64 rounding
@@ -74,11 +65,6 @@ def log_normalizer(mechanism: Mechanism, m: int = 2) -> float:
 def sharper(one: Mechanism, m: int) -> Mechanism:
     """Return the mechanism where two replicas attract each other m - 1 times as much."""
     return dataclasses.replace(one, noise_multiplier=one.noise_multiplier / math.sqrt(m - 1))
-
-
-def cost_of(m: int) -> float:
-    """Return the time of a draw over that of a plain one, approximately."""
-    return max(1.0, m / 4)
 
 
 def log_scale(log_normalizer: float, m: float, epsilon: float) -> float:
@@ -167,8 +153,8 @@ def _proposal(setting: Setting, one: Mechanism, number: int, m: int, times: int,
         rounding_lines=lines,
         log_normalizer=log_z,
         log_weight_at=log_weight_at if is_function_of_loss else None,
-        # The likelihood of two examples has a state for each remaining lockout of one.
-        cost=cost_of(m) + (mechanism.scheme.min_separation / 4 if by_pairs else 0),
+        # Approximately. The likelihood of two examples has a state for each remaining lockout of one.
+        cost=max(1.0, m / 4) + (mechanism.scheme.min_separation / 4 if by_pairs else 0),
     )
     if m == 2:
         return found
@@ -270,17 +256,16 @@ def _overlapping_drawer(module) -> Callable[..., Draws]:
             drawn["counts"] = module.draw_with_one(counts_key, scheme, tables["arrays"], size)
             return drawn["counts"][0]
 
-        loss = draw_block_at(key, scheme, strategy, sigma, dtype, draw_counts=draw_counts)
+        loss = base.draw_block_at(key, scheme, strategy, sigma, dtype, draw_counts=draw_counts)
         factor = log_factor_of_overlaps(scheme, strategy, tables, *drawn["counts"])
         return Draws(loss, tables["log_z"] - loss + factor.astype(dtype))
 
     return draw_block
 
 
-_DRAW_BY_PAIRS = functools.partial(
-    draw_plain, direction=Direction.REMOVE, loss_of=lambda *arguments: loss_by_pairs(*arguments[:4])
+_DRAW_BY_PAIRS = functools.partial(  # from P itself
+    base.draw_plain, direction=Direction.REMOVE, loss_of=lambda *arguments: loss_by_pairs(*arguments[:4])
 )
-"""Draw from P itself."""
 
 
 def plain_by_pairs(mechanism: Mechanism) -> Proposal:

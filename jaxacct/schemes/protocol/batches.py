@@ -10,7 +10,6 @@ class Batches(Protocol):
 
     def draw(self, step: int, generator: np.random.Generator) -> np.ndarray:
         """Return the positions of the examples of this step, in any order."""
-        ...
 
 
 def choose(generator: np.random.Generator, population: int, number: int) -> np.ndarray:

@@ -49,15 +49,7 @@ class Numbers:
             raise ValueError(
                 "dataset_size and batch_size must both be given, or sampling_probability instead"
             )
-        sizes = {"dataset_size": self.dataset_size, "batch_size": self.batch_size}
-        return sizes | {"iterations": self.iterations}
-
-    def only_sizes(self, scheme) -> dict:
-        """Return `sizes` for a scheme without a sampling probability; ValueError for what it would ignore."""
-        self.refuse(scheme.name, scheme.options)
-        if self.sampling_probability is not None:
-            raise ValueError(f"sampling_probability does not apply to {scheme.name}; give batch_size")
-        return self.sizes()
+        return dict(dataset_size=self.dataset_size, batch_size=self.batch_size, iterations=self.iterations)
 
 
 def turns_of_phases(iterations: int, phases: int) -> np.ndarray:

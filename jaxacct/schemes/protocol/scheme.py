@@ -17,7 +17,7 @@ from jaxacct.common import validate as _validate
 from jaxacct.kernels.table import counts_at
 from jaxacct.schemes.protocol.batches import Batches, FromTable
 from jaxacct.schemes.protocol.numbers import Numbers
-from jaxacct.schemes.protocol.structure import PairBound, SparsePositions, Sums
+from jaxacct.schemes.protocol.structure import Sums
 from jaxacct.schemes.replicas import table as table_replicas
 from jaxacct.schemes.table import SamplingTable
 from jaxacct.statistics.hockey_stick import Direction
@@ -40,6 +40,13 @@ class Scheme(abc.ABC):
         section 8), and the probability of that is added to delta once and not `1 + e^epsilon` times.
       holds_for_shared_examples: whether P and Q dominate on graphs in which an example has several owners; if
         not, a bound that reveals all participations may (proofs/shared_examples.md, section 4).
+      examples_per_unit: largest number of examples of one unit.
+      max_participations: largest number of steps at which one unit participates.
+      side_information: adversary's view besides the outputs (`BatchSizes`); without it (None) Q is a centred
+        Gaussian.
+      max_rate: upper bound on the probability with which examples, independently, are in a batch.
+      draw_errors: (relative error of a density, total variation between it and that which is drawn from).
+      sums: structure of the likelihood ratio's sums, from which the rounding-error bound follows.
       has_prefixes: whether the first t steps have the distribution of this scheme with `iterations` t, for
         every t.
       iterations: n, the number of steps.
@@ -66,6 +73,10 @@ class Scheme(abc.ABC):
       parts: (scheme, number): the unit's counts are the sum of that number of independent draws from the
         scheme.
       batch_rates: (iterations,) float64: `max_rate` of each step, where batches are not of one mean.
+      sparse_rate: long-run number of participations per step where `draw_positions` draws them as a few
+        steps, at which windows replace a Fourier transform of all steps; None without.
+      pair_bound: the same scheme for a unit of two examples, where `log_likelihood_ratios_by_pairs` bounds
+        the likelihood ratio by those of pairs of examples: lower than `log_likelihood_ratios`.
       arrays_kept: about how many arrays of all steps a draw goes through, plain b-min-sep being 1.
     """
 
@@ -77,12 +88,19 @@ class Scheme(abc.ABC):
     examples_overlap: bool
     others_are_independent: bool
     holds_for_shared_examples: bool
+    examples_per_unit: int
+    max_participations: int
+    side_information: Any
+    max_rate: float
+    draw_errors: tuple[float, float]
+    sums: Sums
     has_prefixes: ClassVar[bool] = False
     iterations: int
     min_separation: int
 
     _REQUIRED = (
-        "name unit adjacencies examples_overlap others_are_independent holds_for_shared_examples".split()
+        "name unit adjacencies examples_overlap others_are_independent holds_for_shared_examples "
+        "examples_per_unit max_participations side_information max_rate draw_errors sums".split()
     )
 
     def __init_subclass__(cls, abstract: bool = False, **options):
@@ -93,29 +111,9 @@ class Scheme(abc.ABC):
 
     # -- The distribution ---------------------------------------------------------------------------------
 
-    @property
-    @abc.abstractmethod
-    def examples_per_unit(self) -> int:
-        """Largest number of examples of one unit."""
-
-    @property
-    @abc.abstractmethod
-    def max_participations(self) -> int:
-        """Largest number of steps at which one unit participates."""
-
-    @property
-    @abc.abstractmethod
-    def side_information(self) -> Any:
-        """Adversary's view besides the outputs (`BatchSizes`); without it (None) Q is a centred Gaussian."""
-
     @abc.abstractmethod
     def participation_probabilities(self) -> np.ndarray:
         """Return (iterations,) float64: the exact probability of participating at each step."""
-
-    @property
-    @abc.abstractmethod
-    def max_rate(self) -> float:
-        """Upper bound on the probability with which examples, independently, are in a batch."""
 
     @abc.abstractmethod
     def expected_batch_sizes(self, dataset_size: int) -> np.ndarray:
@@ -137,11 +135,6 @@ class Scheme(abc.ABC):
     def draw_participation(self, key, num_samples: int) -> jax.Array:
         """Draw (num_samples, iterations) float32 counts of the unit's examples at each step."""
 
-    @property
-    @abc.abstractmethod
-    def draw_errors(self) -> tuple[float, float]:
-        """(relative error of a density, total variation between it and that which is drawn from)."""
-
     @abc.abstractmethod
     def log_likelihood_ratios(self, log_ratios, half_square_norms=None, side=None) -> Any:
         """Compute ln P/Q from the log-ratios of a single participation at each step; jittable.
@@ -157,11 +150,6 @@ class Scheme(abc.ABC):
           (num_samples,) or () of the same dtype, natural log.
         """
 
-    @property
-    @abc.abstractmethod
-    def sums(self) -> Sums:
-        """Structure of the likelihood ratio's sums, from which the rounding-error bound follows."""
-
     @abc.abstractmethod
     def batches(self, dataset_size: int, generator: np.random.Generator, graph=None) -> Batches:
         """Return the batches of one run: every unit's examples by the distribution of `draw_participation`.
@@ -172,14 +160,12 @@ class Scheme(abc.ABC):
 
     def draw_counts(self, key, num_samples: int, direction: str, side=None) -> jax.Array | None:
         """Draw counts x under P ("remove") or Q ("add"), (num_samples, iterations) float32; None is x = 0."""
-        del side
         if self.side_information is not None:
             raise NotImplementedError(f"{self.name} must state its counts given {self.side_information.name}")
         return self.draw_participation(key, num_samples) if direction == Direction.REMOVE else None
 
     def overlap_bound(self, strategy) -> float:
         """Bound what a participation shares with the unit's other examples, where L is bounded; else 0."""
-        del strategy
         if self.examples_overlap:
             raise NotImplementedError(f"{self.name} must state its overlap bound, as its examples overlap")
         return 0.0
@@ -231,20 +217,18 @@ class Scheme(abc.ABC):
 
         The log ratio is a lower bound on the ln of how much likelier any x but 0 is there.
         """
-        del times
         return None
 
     def replicas(self, mechanism) -> ModuleType | None:
         """Return the module of `schemes.replicas` that draws two participation vectors jointly, if any."""
-        del mechanism
         return None
 
     batch_rates: np.ndarray | None = None
 
     # -- Optional faster paths -----------------------------------------------------------------------------
 
-    sparse_positions: SparsePositions | None = None
-    pair_bound: PairBound | None = None
+    sparse_rate: float | None = None
+    pair_bound: "Scheme | None" = None
     arrays_kept: int = 1
 
 
@@ -305,9 +289,8 @@ class ExampleScheme(TableScheme, abstract=True):
         return self.table.draw_counts(key, num_samples)[0]
 
     @property
-    def sparse_positions(self) -> SparsePositions | None:
-        rate = float(self.participation_probabilities().mean())
-        return SparsePositions(self.draw_positions, rate) if self.min_separation > 1 else None
+    def sparse_rate(self) -> float | None:
+        return float(self.participation_probabilities().mean()) if self.min_separation > 1 else None
 
     def batches(self, dataset_size: int, generator: np.random.Generator, graph=None) -> Batches:
         return FromTable(self.table, dataset_size, generator)
@@ -328,7 +311,10 @@ class SizedScheme(ExampleScheme, abstract=True):
 
     @classmethod
     def from_numbers(cls, numbers: Numbers) -> "Scheme":
-        return cls.from_batch_size(min_separation=numbers.separation, **numbers.only_sizes(cls))
+        numbers.refuse(cls.name, cls.options)
+        if numbers.sampling_probability is not None:
+            raise ValueError(f"sampling_probability does not apply to {cls.name}; give batch_size")
+        return cls.from_batch_size(min_separation=numbers.separation, **numbers.sizes())
 
 
 def scheme_to_json(scheme: Scheme) -> dict:

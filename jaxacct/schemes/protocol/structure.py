@@ -1,10 +1,8 @@
-"""What a scheme states of itself: the structure of its sums, other draws and bounds, the adversary's view."""
+"""Structure of a likelihood ratio's sums, which a scheme states of itself."""
 
 import dataclasses
 from collections.abc import Callable
-from typing import Any, NamedTuple
-
-import jax
+from typing import Any
 
 
 @dataclasses.dataclass(frozen=True)
@@ -39,27 +37,3 @@ class Sums:
     fixed_count: int = 0
     error: Callable[[float, float], float] | None = None
     table: Any = None
-
-
-class SparsePositions(NamedTuple):
-    """Participations drawn as a few steps; windows added at them replace a Fourier transform of all steps.
-
-    Attributes:
-      draw: (key, num_samples) -> (num_samples, slots) int32 steps, ascending; n and above is none.
-      rate: long-run number of participations per step.
-    """
-
-    draw: Callable[[Any, int], jax.Array]
-    rate: float
-
-
-class PairBound(NamedTuple):
-    """Upper bound on a unit's likelihood ratio by those of pairs of its examples.
-
-    Attributes:
-      two: the same `Scheme` for a unit of two examples.
-      log_likelihood_ratios: upper bound on `Scheme.log_likelihood_ratios`, lower than those; same arguments.
-    """
-
-    two: Any
-    log_likelihood_ratios: Callable[..., jax.Array]

@@ -16,22 +16,11 @@ their overlap but by its upper bound `log_lift` (proofs/non_banded.md): `log_nor
 bound on ln Z_2.
 """
 
-from typing import Any, Protocol
+from typing import Any, TypeAlias
 
 import numpy as np
 
-
-class Attracting(Protocol):
-    """Scheme, Toeplitz strategy and noise multiplier: a `Mechanism`."""
-
-    @property
-    def scheme(self) -> Any: ...
-    @property
-    def strategy(self) -> Any: ...
-    @property
-    def noise_multiplier(self) -> float: ...
-
-    def __hash__(self) -> int: ...
+Attracting: TypeAlias = Any  # what has a scheme, a Toeplitz strategy and a noise multiplier: a `Mechanism`
 
 
 def log_lift(mechanism: Attracting) -> float:
@@ -44,13 +33,8 @@ def log_lift(mechanism: Attracting) -> float:
     return 2 * scheme.examples_per_unit * float(np.max(kappa)) / mechanism.noise_multiplier**2
 
 
-def start_distribution(scheme) -> np.ndarray:
-    """Return (b,) float64: the stationary probabilities of being locked out for 0..b-1 more steps."""
-    return stationary_lockouts(scheme.min_separation, scheme.sampling_probability)
-
-
 def stationary_lockouts(b: int, p: float) -> np.ndarray:
-    """Return `start_distribution` of a separation and a sampling probability."""
+    """Return (b,) float64: the stationary probabilities of being locked out for 0..b-1 more steps."""
     weights = np.full(b, p)
     weights[0] = 1.0
     return weights / (1 + (b - 1) * p)
@@ -75,8 +59,7 @@ def log_attractions(mechanism: Attracting) -> np.ndarray:
     return shared
 
 
-MIN_ENTRY = 1e-30
-"""Smallest number of a float32 table in its unit that draws may depend on; 1 / this is the largest one."""
+MIN_ENTRY = 1e-30  # smallest number of a float32 table in its unit for draws; 1 / this is the largest one
 
 
 def has_room(table: np.ndarray) -> bool:

@@ -22,13 +22,7 @@ from jaxacct.kernels.exponentials import words_of
 from jaxacct.kernels.randomness import uniform_64
 from jaxacct.kernels.recurrence import log_probabilities
 from jaxacct.kernels.table import SHARE_ERROR, draw_place, shares
-from jaxacct.schemes.replicas.base import (
-    MIN_ENTRY,
-    Attracting,
-    has_room,
-    log_lift,
-    start_distribution,
-)
+from jaxacct.schemes.replicas.base import MIN_ENTRY, Attracting, has_room, log_lift, stationary_lockouts
 
 _MAX_NUMBERS = 1.2e8  # maximum of the table: steps and pairs of codes, 4 bytes each
 _LONG_AGE = 128  # resolved ages in steps, or 2 b
@@ -156,7 +150,8 @@ def _backward(mechanism: Attracting) -> _Weights:
                 (one / one.T).max(),
             )
             odds = np.maximum(odds, max_odds)
-        distribution = start_distribution(scheme) if scheme.warm_start else np.eye(b)[0]
+        stationary = stationary_lockouts(b, scheme.sampling_probability)
+        distribution = stationary if scheme.warm_start else np.eye(b)[0]
         begin = size - b + np.arange(b)
         starts = np.outer(distribution, distribution) * weights[np.ix_(begin, begin)]
         log_z = float(np.log(starts.sum())) + log_scale

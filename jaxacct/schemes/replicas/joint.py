@@ -19,10 +19,9 @@ from jaxacct.kernels.lockouts import Move, moves, rank, start_states, states
 from jaxacct.kernels.programs import any_left
 from jaxacct.kernels.randomness import minus_log_uniform
 from jaxacct.kernels.recurrence import log_probabilities
-from jaxacct.schemes.replicas.base import MIN_ENTRY, Attracting, attractions, log_lift, start_distribution
+from jaxacct.schemes.replicas.base import MIN_ENTRY, Attracting, attractions, log_lift, stationary_lockouts
 
-MAX_TABLE_BYTES = 5e7
-"""Of all arrays of one number of vectors."""
+MAX_TABLE_BYTES = 5e7  # of all arrays of one number of vectors
 
 
 def fits(mechanism: Attracting, m: int) -> bool:
@@ -216,7 +215,7 @@ def _rates(b: int, m: int, hazards, virtual_hazards) -> np.ndarray:
 
 def _starts(n: int, b: int, m: int, scheme, virtual) -> tuple[list[np.ndarray], float]:
     """Return (thresholds of the m first lockouts one after the other, Z_m) for a stationary start."""
-    distribution = start_distribution(scheme)
+    distribution = stationary_lockouts(b, scheme.sampling_probability)
     total, reach = start_sum(n, b, m, distribution, virtual)
     joint = np.empty((b,) * m)
     others = np.indices((b,) * (m - 1)).reshape(m - 1, -1).T

@@ -13,15 +13,7 @@ import numpy as np
 from jax import lax
 
 from jaxacct.kernels import exponentials
-from jaxacct.kernels.exponentials import (
-    added,
-    exponential_words,
-    first_reached,
-    look_up,
-    subtracted,
-    words_of,
-    words_of_integers,
-)
+from jaxacct.kernels.exponentials import added, first_reached, look_up, subtracted
 from jaxacct.kernels.programs import any_left
 from jaxacct.kernels.table import (
     SHARE_ERROR,
@@ -33,17 +25,9 @@ from jaxacct.kernels.table import (
     words_at,
     words_of_shares,
 )
+from jaxacct.schemes.replicas import table_weights
 from jaxacct.schemes.replicas.base import Attracting
-from jaxacct.schemes.replicas.table_weights import (
-    min_event,
-    outcomes_of_one,
-    outcomes_of_two,
-    pairs_of_outcomes,
-    parts_of,
-    rows_of,
-    start_weights,
-    weights_of,
-)
+from jaxacct.schemes.replicas.table_weights import pairs_of_outcomes, rows_of, start_weights, weights_of
 from jaxacct.schemes.table import SamplingTable
 
 _MIN_WEIGHT = 1e-30  # smaller ones are refused
@@ -103,7 +87,7 @@ def _relative_error(mechanism: Attracting) -> float:
     # A comparison with NaN is false.
     if not all(part.min() >= _MIN_WEIGHT and part.max() < math.inf for part in weights):
         return math.inf
-    event = min_event(mechanism, weights)
+    event = table_weights.min_event(mechanism, weights)
     if not event > 0:
         return math.inf
     error = 2 * table.max_outcomes * exponentials.ERROR / event
@@ -124,18 +108,18 @@ def tables(mechanism: Attracting) -> dict:
         return _hazards(waited[steps][..., None], weights.alone[part], weights.alone.max())
 
     def of_one(part):
-        return words_of_shares(np.stack(outcomes_of_one(mechanism, weights, part)))
+        return words_of_shares(np.stack(table_weights.outcomes_of_one(mechanism, weights, part)))
 
-    parts = parts_of(mechanism)
+    parts = table_weights.parts_of(mechanism)
     of_each = (
         [of_one(part) for part in parts] if len(table.outcomes) > 1 else [(np.zeros((0, 1), np.uint32),) * 2]
     )
     arrays = {
         "both": _hazards(waited[:, :, None] + waited[:, None, :], weights.both, weights.both.max()),
         "alone": [np.concatenate(words) for words in zip(*map(alone, parts), strict=True)],
-        "of_both": words_of_shares(np.stack(outcomes_of_two(mechanism, weights))),
+        "of_both": words_of_shares(np.stack(table_weights.outcomes_of_two(mechanism, weights))),
         "of_one": [np.concatenate(words, axis=1) for words in zip(*of_each, strict=True)],
-        "starts": words_of(starts, 64),
+        "starts": exponentials.words_of(starts, 64),
         "base": rows.base.astype(np.int32),
         "release": rows.release.astype(np.int32),
         "lockout": table.lockout.astype(np.int32),
@@ -146,7 +130,7 @@ def tables(mechanism: Attracting) -> dict:
 def _hazards(waited: np.ndarray, weights: np.ndarray, largest: float) -> tuple[np.ndarray, np.ndarray]:
     """Return words of the cumulative hazards `waited - ln(weights / largest)`, flat: at least 0."""
     logs, top = (np.rint(np.ldexp(np.log(x), exponentials.GRID)).astype(np.int64) for x in (weights, largest))
-    return words_of_integers((waited - logs + int(top)).ravel())
+    return exponentials.words_of_integers((waited - logs + int(top)).ravel())
 
 
 def draw_outcomes(key, table: SamplingTable, arrays, num_samples: int):
@@ -172,7 +156,7 @@ def draw_outcomes(key, table: SamplingTable, arrays, num_samples: int):
 
     def turn(state):
         k, at, row, who, f, g, steps, numbers = state
-        wait = exponential_words(words_at(wait_key, k, num_samples))
+        wait = exponentials.exponential_words(words_at(wait_key, k, num_samples))
         base, release = arrays["base"][row], arrays["release"][row]
         here, of_counts = jnp.minimum(at, release), f * K + g
 

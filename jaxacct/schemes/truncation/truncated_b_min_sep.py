@@ -104,7 +104,7 @@ class TruncatedBMinSep(ExampleScheme):
         """Table of the sampling before truncation."""
         return self.untruncated.table
 
-    sparse_positions = None
+    sparse_rate = None
 
     def replicas(self, mechanism) -> None:
         return None

@@ -24,7 +24,7 @@ from jaxacct.kernels.likelihoods.interacting_recurrence import interacting_log_r
 from jaxacct.kernels.recurrence import log_probabilities
 from jaxacct.schemes.b_min_sep import BMinSep
 from jaxacct.schemes.protocol.batches import Batches
-from jaxacct.schemes.protocol.structure import PairBound, Sums
+from jaxacct.schemes.protocol.structure import Sums
 from jaxacct.schemes.users.multi_attribution import UserScheme
 
 # Maximum numbers per sample of the exact likelihood: 70 MB a block of samples in float32.
@@ -102,7 +102,6 @@ class IndependentAttribution(UserScheme):
 
     def squared_sensitivity(self, cross: float) -> float:
         """Bound `|C (x^1 + .. + x^k)| <= sum |C x^j| <= k sqrt(max_participations)`, including overlaps."""
-        del cross
         return float(self.examples_per_user**2 * self.max_participations)
 
     def draw_participation(self, key, num_samples: int):
@@ -149,10 +148,8 @@ class IndependentAttribution(UserScheme):
         return dataclasses.replace(self, examples_per_user=2)
 
     @property
-    def pair_bound(self) -> PairBound | None:
-        if self.is_exact or not self.two.is_exact:
-            return None
-        return PairBound(self.two, self.log_likelihood_ratios_by_pairs)
+    def pair_bound(self) -> "IndependentAttribution | None":
+        return self.two if not self.is_exact and self.two.is_exact else None
 
     def log_likelihood_ratios_by_pairs(self, log_ratios, norms):
         """Compute the bound by pairs with `c` times the overlap (proofs/shared_examples.md, theorem 10)."""

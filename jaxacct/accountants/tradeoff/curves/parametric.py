@@ -29,19 +29,14 @@ class EpsilonDelta(TradeOff):
 
     def log_delta(self, epsilon):
         # Randomised response beside a mass of infinite loss; H of either sign.
-        up, down = self._responses
+        other = np.exp(-np.asarray(self.eps, np.float64))
+        up, down = 1 / (1 + other), other / (1 + other)
         e = np.minimum(epsilon, _MOST)
         held = -up * np.expm1(np.minimum(0.0, e - self.eps)) - down * np.expm1(np.minimum(0.0, e + self.eps))
         return plain(log_of_positive(self.mass + (1 - self.mass) * held))
 
     def loss_curve(self):
         return composition.chords(self.log_delta, [self.eps])
-
-    @property
-    def _responses(self):
-        """Probabilities of the likelier and the other answer of randomised response."""
-        other = np.exp(-np.asarray(self.eps, np.float64))
-        return 1 / (1 + other), other / (1 + other)
 
     def __call__(self, alpha):
         return gaussian.dp_tradeoff(alpha, self.eps, self.mass)

@@ -32,12 +32,6 @@ class Terms:
         return asdict(self)
 
 
-def sampling_revealed(group_size: int, kind: str) -> Terms:
-    """Return the terms of generalised DP-SGD (arXiv 2212.05796)."""
-    convention = "noise std = 2 x clip_norm x sigma on the sum of clipped terms"
-    return Terms("sampling-revealed", "replace", group_size, convention, kind)
-
-
 def last_iterate(kind: str) -> Terms:
     """Return the terms of noisy gradient descent with hidden iterates (arXiv 2403.00278)."""
     return Terms("last-iterate", "replace-one", 1, "noise std on the mean gradient of a batch", kind)

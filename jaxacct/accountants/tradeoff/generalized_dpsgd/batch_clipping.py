@@ -14,7 +14,7 @@ import numpy as np
 
 from jaxacct.accountants.tradeoff.curves import arrays
 from jaxacct.accountants.tradeoff.curves.parametric import GaussianMixture
-from jaxacct.accountants.tradeoff.curves.terms import Terms, sampling_revealed
+from jaxacct.accountants.tradeoff.curves.terms import Terms
 from jaxacct.accountants.tradeoff.generalized_dpsgd.participation import (
     ParticipationPMF,
     check_sizes,
@@ -84,7 +84,8 @@ class GeneralDPSGD:
 
     def terms(self) -> Terms:
         """Return the adversary and adjacency of the guarantee."""
-        return sampling_revealed(self.group_size, "exact")
+        convention = "noise std = 2 x clip_norm x sigma on the sum of clipped terms"
+        return Terms("sampling-revealed", "replace", self.group_size, convention, "exact")
 
     def warnings(self, epsilon: float, delta: float) -> list[str]:
         """Return caveats that belong next to the number."""

@@ -60,8 +60,7 @@ class ParticipationPMF:
         total = math.fsum(prob) + self.truncated_mass
         if abs(total - 1) > 1e-9:
             raise ValueError(f"pmf must sum to 1 with its truncated mass, summed to {total!r}")
-        object.__setattr__(self, "squared_sensitivity", values.astype(np.int64))
-        object.__setattr__(self, "prob", prob)
+        _validate.set_fields(self, squared_sensitivity=values.astype(np.int64), prob=prob)
 
     @property
     def mean(self) -> float:

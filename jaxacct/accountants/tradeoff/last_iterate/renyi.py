@@ -25,7 +25,7 @@ def rdp_to_epsilon(rho: float, delta: float, method: str = "best") -> float:
         "best".
     """
     rho = _validate.nonnegative_number("rho", rho)
-    delta = _validate.delta(delta)
+    delta = _validate.open_probability("delta", delta)
     _validate.one_of("method", method, (*METHODS, "best"))
     if rho == 0:
         return 0.0
