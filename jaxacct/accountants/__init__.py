@@ -2,12 +2,12 @@
 
 from typing import Literal
 
-from jaxacct.accountants.allocation.random_allocation import RandomAllocation as RandomAllocation
-from jaxacct.accountants.allocation.redrawn_bins import RedrawnBins as RedrawnBins
-from jaxacct.accountants.base import Accountant as Accountant
-from jaxacct.accountants.pld import PrivacyLossDistribution as PrivacyLossDistribution
-from jaxacct.accountants.revealed_pattern import RevealedPattern as RevealedPattern
-from jaxacct.accountants.unamplified import Unamplified as Unamplified
+from jaxacct.accountants.allocation.random_allocation import RandomAllocation
+from jaxacct.accountants.allocation.redrawn_bins import RedrawnBins
+from jaxacct.accountants.base import Accountant
+from jaxacct.accountants.pld import PrivacyLossDistribution
+from jaxacct.accountants.revealed_pattern import RevealedPattern
+from jaxacct.accountants.unamplified import Unamplified
 
 AccountantName = Literal[
     "analytic", "unamplified", "revealed-pattern", "pld", "random-allocation", "redrawn-bins"
@@ -16,4 +16,13 @@ AccountantName = Literal[
 _ALL = (Unamplified(), RevealedPattern(), PrivacyLossDistribution(), RandomAllocation(), RedrawnBins())
 ACCOUNTANTS: dict[str, Accountant] = {accountant.name: accountant for accountant in _ALL}
 
-__all__ = ["ACCOUNTANTS", "Accountant", "AccountantName", *(type(each).__name__ for each in _ALL)]
+__all__ = [
+    "ACCOUNTANTS",
+    "Accountant",
+    "AccountantName",
+    "PrivacyLossDistribution",
+    "RandomAllocation",
+    "RedrawnBins",
+    "RevealedPattern",
+    "Unamplified",
+]

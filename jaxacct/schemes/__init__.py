@@ -4,20 +4,18 @@ The protocol is `jaxacct.schemes.protocol.scheme.Scheme`.
 """
 
 from jaxacct.common import validate as _validate
-from jaxacct.schemes.b_min_sep import BMinSep as BMinSep
-from jaxacct.schemes.balanced_min_sep import BalancedMinSep as BalancedMinSep
-from jaxacct.schemes.balls_in_bins import BallsInBins as BallsInBins
-from jaxacct.schemes.custom import CustomScheme as CustomScheme
-from jaxacct.schemes.cyclic_poisson import CyclicPoisson as CyclicPoisson
-from jaxacct.schemes.epochwise_allocation import EpochwiseAllocation as EpochwiseAllocation
-from jaxacct.schemes.fixed_order import FixedOrder as FixedOrder
-from jaxacct.schemes.poisson import Poisson as Poisson
-from jaxacct.schemes.protocol.scheme import Scheme as Scheme
-from jaxacct.schemes.protocol.scheme import scheme_from_fields
-from jaxacct.schemes.protocol.scheme import scheme_to_json as scheme_to_json
-from jaxacct.schemes.truncation.truncated_b_min_sep import TruncatedBMinSep as TruncatedBMinSep
-from jaxacct.schemes.users.independent_attribution import IndependentAttribution as IndependentAttribution
-from jaxacct.schemes.users.multi_attribution import MultiAttribution as MultiAttribution
+from jaxacct.schemes.b_min_sep import BMinSep
+from jaxacct.schemes.balanced_min_sep import BalancedMinSep
+from jaxacct.schemes.balls_in_bins import BallsInBins
+from jaxacct.schemes.custom import CustomScheme
+from jaxacct.schemes.cyclic_poisson import CyclicPoisson
+from jaxacct.schemes.epochwise_allocation import EpochwiseAllocation
+from jaxacct.schemes.fixed_order import FixedOrder
+from jaxacct.schemes.poisson import Poisson
+from jaxacct.schemes.protocol.scheme import Scheme, scheme_from_fields, scheme_to_json
+from jaxacct.schemes.truncation.truncated_b_min_sep import TruncatedBMinSep
+from jaxacct.schemes.users.independent_attribution import IndependentAttribution
+from jaxacct.schemes.users.multi_attribution import MultiAttribution
 
 _ALL = (
     Poisson,
@@ -41,4 +39,20 @@ def scheme_from_json(data: dict) -> Scheme:
     return scheme_from_fields(SCHEMES[name], data)
 
 
-__all__ = ["SCHEMES", "Scheme", "scheme_from_json", "scheme_to_json", *(kind.__name__ for kind in _ALL)]
+__all__ = [
+    "SCHEMES",
+    "BMinSep",
+    "BalancedMinSep",
+    "BallsInBins",
+    "CustomScheme",
+    "CyclicPoisson",
+    "EpochwiseAllocation",
+    "FixedOrder",
+    "IndependentAttribution",
+    "MultiAttribution",
+    "Poisson",
+    "Scheme",
+    "TruncatedBMinSep",
+    "scheme_from_json",
+    "scheme_to_json",
+]

@@ -3,25 +3,25 @@
 from pathlib import Path
 
 from jaxacct.common import validate as _validate
-from jaxacct.strategies.banded_inverse import BandedInverse as BandedInverse
-from jaxacct.strategies.banded_toeplitz import BandedToeplitz as BandedToeplitz
-from jaxacct.strategies.banded_toeplitz import Toeplitz as Toeplitz
-from jaxacct.strategies.base import BufferedRecursion as BufferedRecursion
-from jaxacct.strategies.base import NoiseRecursion as NoiseRecursion
-from jaxacct.strategies.base import Strategy as Strategy
-from jaxacct.strategies.base import prefix_sum_error as prefix_sum_error
-from jaxacct.strategies.base import workload_error as workload_error
-from jaxacct.strategies.buffered_toeplitz import BufferedToeplitz as BufferedToeplitz
-from jaxacct.strategies.dense import Dense as Dense
-from jaxacct.strategies.finite_toeplitz import FiniteToeplitz as FiniteToeplitz
-from jaxacct.strategies.finite_toeplitz import ending as ending
+from jaxacct.strategies.banded_inverse import BandedInverse
+from jaxacct.strategies.banded_toeplitz import BandedToeplitz, Toeplitz
+from jaxacct.strategies.base import (
+    BufferedRecursion,
+    NoiseRecursion,
+    Strategy,
+    prefix_sum_error,
+    workload_error,
+)
+from jaxacct.strategies.buffered_toeplitz import BufferedToeplitz
+from jaxacct.strategies.dense import Dense
+from jaxacct.strategies.finite_toeplitz import FiniteToeplitz, ending
 from jaxacct.strategies.stationary import Stationary
-from jaxacct.strategies.workload import PREFIX_SUMS
-from jaxacct.strategies.workload import Workload as Workload
-from jaxacct.strategies.workload import workload_named as workload_named
+from jaxacct.strategies.workload import PREFIX_SUMS, Workload, workload_named
 
-_KINDS = (BandedToeplitz, FiniteToeplitz, Toeplitz, BandedInverse, BufferedToeplitz, Dense)
-STRATEGIES: dict[str, type[Strategy]] = {kind.kind: kind for kind in _KINDS}
+STRATEGIES: dict[str, type[Strategy]] = {
+    kind.kind: kind
+    for kind in (BandedToeplitz, FiniteToeplitz, Toeplitz, BandedInverse, BufferedToeplitz, Dense)
+}
 
 # Strategies by name, from the number of bands, the scheme and the workload.
 _OPTIMISED = {
@@ -63,5 +63,22 @@ def by_name(name: str, bands: int, scheme, workload: Workload = PREFIX_SUMS) -> 
     return BandedToeplitz.from_file(name)
 
 
-_OTHERS = "BufferedRecursion NoiseRecursion Strategy Workload by_name ending prefix_sum_error workload_error"
-__all__ = [*_OTHERS.split(), "NAMES", "STRATEGIES", "workload_named", *(kind.__name__ for kind in _KINDS)]
+__all__ = [
+    "NAMES",
+    "STRATEGIES",
+    "BandedInverse",
+    "BandedToeplitz",
+    "BufferedRecursion",
+    "BufferedToeplitz",
+    "Dense",
+    "FiniteToeplitz",
+    "NoiseRecursion",
+    "Strategy",
+    "Toeplitz",
+    "Workload",
+    "by_name",
+    "ending",
+    "prefix_sum_error",
+    "workload_error",
+    "workload_named",
+]
