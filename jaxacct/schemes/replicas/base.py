@@ -16,11 +16,22 @@ their overlap but by its upper bound `log_lift` (proofs/non_banded.md): `log_nor
 bound on ln Z_2.
 """
 
-from typing import Any, TypeAlias
+from typing import Any, Protocol
 
 import numpy as np
 
-Attracting: TypeAlias = Any  # what has a scheme, a Toeplitz strategy and a noise multiplier: a `Mechanism`
+
+class Attracting(Protocol):
+    """Scheme, Toeplitz strategy and noise multiplier: a `Mechanism`."""
+
+    @property
+    def scheme(self) -> Any: ...
+    @property
+    def strategy(self) -> Any: ...
+    @property
+    def noise_multiplier(self) -> float: ...
+
+    def __hash__(self) -> int: ...
 
 
 def log_lift(mechanism: Attracting) -> float:
