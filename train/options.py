@@ -34,8 +34,7 @@ class TrainOptions:
       inner: optimizer that goes through the records of each term of a `GeneralPlan`, with a new state in each
         term; by default a term is the mean gradient of its records.
       microbatch_size: gradients of examples (or terms) in memory at a time; by default derived from the
-        number of parameters. For add-or-remove-one adjacency it is rounded down to a power of two
-        (proofs/adjacency.md).
+        number of parameters. It is rounded down to a power of two (proofs/adjacency.md).
       skip_padding: do not compute padded rows. The duration of a step then shows its batch size, which no
         guarantee covers. Default: True, except for truncated batches (refused), a mesh and `individual`.
       wrt: nnx filter of the variables to train, by default `nnx.Param`. All others are frozen and public: no

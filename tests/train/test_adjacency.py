@@ -105,7 +105,7 @@ def test_the_others_have_the_same_gradients_in_other_rows(dtype):
 
     @jax.jit
     def total(rows, mask):
-        options = dict(grid=Grid(1.0, 20), microbatch_size=37, equal_rows=True)
+        options = dict(grid=Grid(1.0, 20), microbatch_size=37)
         return clipped_gradient_sum(curved, params, rows, mask, **options).total
 
     def units(rows, mask):

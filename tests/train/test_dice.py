@@ -3,6 +3,7 @@
 Paths were computed beforehand in float64 without a grid; here gradients are on one of 2^20 steps.
 """
 
+import functools
 from fractions import Fraction
 
 import jax
@@ -12,6 +13,7 @@ import optax
 import pytest
 
 from tests.refusals import refused
+from train.clipping.per_example import clipped_gradient_sum
 from train.noise.normals import LARGEST
 from train.procedures import dice
 from train.procedures.dice import (
@@ -125,7 +127,7 @@ def test_the_largest_noise_and_error_of_a_grid():
 
 @pytest.mark.parametrize("sizes", [(3.4e38, 3.4e38), (1e-45, 3.4e38)])
 def test_no_number_of_steps_takes_the_error_beyond_float32(sizes):
-    """At the largest clip norm, gradients as large as there are take it to its bound, and no further."""
+    """At the largest clip norm, gradients as large as there are leave it at its bound."""
     rule = aggregate(clip_norm=2.0**60, error_clip_norm=1e-3, batch_size=1)
     rows = jnp.outer(jnp.float32(sizes), jnp.float32([1, -1, 1]))
     gradients = {"w": rows[:, :2], "b": rows[:, 2]}
@@ -139,6 +141,7 @@ def test_no_number_of_steps_takes_the_error_beyond_float32(sizes):
         return state, rule.update(gradients, state, mask=np.ones(2, bool))
 
     state = rule.init(tree(np.zeros(3)))
+    state = state._replace(error=tree(np.array([1, -1, 1]) * (2.0**100 / 3**0.5)))
     for _ in range(3):
         state, (v, after) = run(state)
         largest = np.linalg.norm(flat(state.error).astype(float))
@@ -161,7 +164,7 @@ def test_the_norm_of_what_is_fed_back_is_checked_with_room_for_its_rounding(monk
         state = DiceState(jnp.zeros((), jnp.int32), error, jnp.asarray(KEY))
         with jax.enable_x64(True):
             nothing = {"w": jnp.zeros(entries, jnp.float64)}
-            v, _ = rule.release(state, nothing, nothing)
+            v, _ = rule.release(state, nothing, nothing, 2)
             (is_sound,) = [each for each in seen if not seen.clear()]
             whole = c2 * 2.0**20 / entries**0.5  # whole units, of exactly the norm C2 together
             room = (2.0**12 + entries) * 2.0**-52
@@ -176,13 +179,50 @@ def test_the_norm_of_what_is_fed_back_is_checked_with_room_for_its_rounding(monk
         assert (c2 * 2**20 - 2 * entries**0.5) ** 2 <= square <= (c2 * 2**20) ** 2
 
 
+def test_whether_a_zeroed_example_was_sampled_changes_no_sum():
+    """Attack: its row moves the others to other microbatches, and float64 sums of these were others.
+
+    The error is made of such sums, and what is fed back of the error: it told who was sampled.
+    """
+    rule, most = rule_with(), 1.5 * 2.0**19
+    others = [most, 0.9 * 2.0**-34, 0.9 * 2.0**-34, -most]
+
+    @jax.jit
+    def raw(rows, mask):
+        given = dict(grid=rule.grid, also=functools.partial(rule.raw, rows=8), microbatch_size=2)
+        return clipped_gradient_sum(lambda p, x: p * x, jnp.zeros(()), rows, mask, **given).also
+
+    with_zero, without = (
+        raw(
+            jnp.array([*first, *others, *[0.0] * (4 - len(first))], jnp.float32),
+            np.arange(8) < 4 + len(first),
+        )
+        for first in ([0.0], [])
+    )
+    np.testing.assert_array_equal(with_zero, without)
+
+
+def test_raw_gradients_are_whole_numbers_that_hold_a_batch():
+    rule = rule_with(clip_norm=0.7)
+    with jax.enable_x64(True):
+        for rows in (1, 3, 2**24):
+            unit = rule.raw_unit(rows)
+            small, large = (
+                rule.raw({"w": jnp.array([0.3, -0.1])}, rows),
+                rule.raw({"w": jnp.full(1, 1e30)}, rows),
+            )
+            np.testing.assert_allclose(unit * small["w"], [0.3, -0.1], atol=0.51 * unit)
+            assert all(np.array_equal(each["w"], np.round(each["w"])) for each in (small, large))
+            assert rows * large["w"][0] <= 2.0**53 and large["w"][0] * unit == pytest.approx(0.7 * 2**20)
+
+
 def test_what_is_fed_back_comes_out_of_the_loop(monkeypatch):
     monkeypatch.setattr(dice, "stored", lambda values, *_: jax.tree.map(jnp.zeros_like, values))
     rule, error = rule_with(), {"w": jnp.ones(3, jnp.float32)}
     state = DiceState(jnp.zeros((), jnp.int32), error, jnp.asarray(KEY))
     with jax.enable_x64(True):
         nothing = {"w": jnp.zeros(3, jnp.float64)}
-        v, _ = rule.release(state, nothing, nothing)
+        v, _ = rule.release(state, nothing, nothing, 2)
     assert not np.any(v["w"])
 
 

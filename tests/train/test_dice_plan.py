@@ -162,7 +162,7 @@ def test_what_the_bound_says_of_the_rule_that_runs():
     """One huge example against none of it: v differs by at most the charge of `dice_mu`, step by step."""
     rule = dataclasses.replace(rule_of(PLAN), noise_std=0.0)
     fresh = DiceState(jnp.zeros((), jnp.int32), jnp.zeros(3), jnp.asarray(KEYS[1]))
-    dice, sums, release = [fresh, fresh], jax.jit(rule.sums), jax.jit(rule.release)
+    dice, sums, release = [fresh, fresh], jax.jit(rule.sums), jax.jit(rule.release, static_argnums=3)
     generator = make_generator(KEYS[0])
     for step in range(12):
         rows = generator.normal(size=(16, 3)).astype(np.float32)
@@ -171,7 +171,7 @@ def test_what_the_bound_says_of_the_rule_that_runs():
         for world in (0, 1):
             mask = np.arange(16) >= (world if joins else 1)
             (clipped, raw), _ = sums(rows, mask)
-            v, dice[world] = release(dice[world], clipped, raw)
+            v, dice[world] = release(dice[world], clipped, raw, 16)
             out.append(np.asarray(v, float))
         most = joins * 0.7 / 16 + (2 * 0.5 if step else 0)
         assert np.linalg.norm(out[0] - out[1]) <= most * (1 + 1e-6)

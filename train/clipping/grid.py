@@ -2,7 +2,7 @@
 
 import functools
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,7 +16,7 @@ from jaxacct.mechanisms.mechanism import Mechanism
 
 from ..noise import recursion as noise
 from ..procedures.by_device import Across
-from .joined import map_where
+from .joined import Layout
 
 _FINEST = 23  # bits; float32 gradients have no more
 _LEVELS = 2.0**20  # of noise: fine beside the noise, coarse beside its float64 arithmetic
@@ -75,30 +75,36 @@ def all_of(conditions: Sequence[jax.Array]) -> jax.Array:
     return jax.lax.argmin(jnp.stack(ended), 0, jnp.int32) == len(conditions)
 
 
-@functools.partial(jax.tree_util.register_dataclass, data_fields=["whole", "is_finite"], meta_fields=["grid"])
+@functools.partial(
+    jax.tree_util.register_dataclass, data_fields=["values", "is_finite"], meta_fields=["grid", "layout"]
+)
 @dataclass(frozen=True)
 class GridSum:
     """A sum of clipped gradients in whole grid units, exact; private until noise is added.
 
     Attributes:
-      whole: pytree like the parameters, float64, whole numbers of at most 2^47 in absolute value, exact; all
-        of them NaN where there is no such sum.
+      values: pytree like the parameters, or with a layout its `join`, float64: whole numbers of at most 2^47
+        in absolute value, exact; all of them NaN where there is no such sum.
       is_finite: () bool: False where there is no such sum; nothing may be released then.
       grid: what one unit is, and the clip norm that held.
+      layout: which arrays are side by side.
     """
 
-    whole: Any
+    values: Any
     is_finite: Any
     grid: Grid
+    layout: Layout | None = None
+
+    @property
+    def whole(self) -> Any:
+        """`values` as a pytree like the parameters."""
+        return self.values if self.layout is None else self.layout.split(self.values)
 
     @classmethod
-    def of(
-        cls, totals, grid: Grid, over: Across | None = None, split: Callable[[Any], Any] = lambda tree: tree
-    ) -> "GridSum":
+    def of(cls, totals, grid: Grid, over: Across | None = None, layout: Layout | None = None) -> "GridSum":
         """Return the nearest integers to a pytree of numbers; NaN throughout where any is NaN or beyond 2^47.
 
-        Over a mesh they may be `train.procedures.by_device.Late`. `split` makes the pytree like the
-        parameters of a pytree like `totals`.
+        Over a mesh they may be `train.procedures.by_device.Late`. With a layout they are its `join`.
 
         Zero in place of one total would move the sum by what all examples together contribute to it. The
         totals of devices are added up over a mesh, within `jax.shard_map`, and each device keeps its own
@@ -116,7 +122,16 @@ class GridSum:
             nearest = jax.tree.map(jnp.round, totals)
             fits = all_of([(jnp.abs(leaf) <= _MAX_SUM).all() for leaf in jax.tree.leaves(nearest)])
             fits = fits if over is None else over.all(fits)
-            return cls(split(jax.tree.map(lambda leaf: jnp.where(fits, leaf, jnp.nan), nearest)), fits, grid)
+            values = jax.tree.map(lambda leaf: jnp.where(fits, leaf, jnp.nan), nearest)
+            return cls(values, fits, grid, layout)
+
+    def joined(self) -> tuple[Layout, list]:
+        """Return a layout in which all small arrays are joined, and the sum as its `join`."""
+        tree = self.values
+        if self.layout is not None:
+            tree = self.layout.split(tree, begins=self.layout.runtime_begins(self.is_finite))
+        layout = Layout.of(tree)
+        return layout, layout.join(jax.tree.leaves(tree), 0)
 
     def units(self):
         """Return the sum as it is, a pytree of NumPy's int64."""
@@ -128,7 +143,7 @@ class GridSum:
         NaN unless `covered`, () bool.
         """
         # JAX makes float32 of NumPy's arrays: neighbouring sums may then differ by more than the clip norm.
-        for leaf in jax.tree.leaves(self.whole):
+        for leaf in jax.tree.leaves(self.values):
             if leaf.dtype != np.float64:
                 raise ValueError(f"updates must be a sum in float64, as it was made, got {leaf.dtype}")
 
@@ -139,4 +154,5 @@ class GridSum:
         with jax.enable_x64(True):
             added = jax.tree.map(jnp.zeros_like, self.whole) if added is None else added
             chex.assert_trees_all_equal_shapes(self.whole, added)
-            return map_where(covered, value, self.whole, added)
+            layout, values = self.joined()
+            return layout.where(covered, value, jnp.nan, values, layout.join(jax.tree.leaves(added), 0))

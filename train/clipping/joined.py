@@ -26,16 +26,16 @@ class Layout:
     """
 
     structure: Any
-    shapes: list[tuple[int, ...]]
-    small: list[int]
+    shapes: tuple[tuple[int, ...], ...]
+    small: tuple[int, ...]
 
     @classmethod
     def of(cls, tree, apart: Any = ()) -> "Layout":
         """Return the layout of arrays, or shapes, in which those with numbers in `apart` are not joined."""
         leaves, structure = jax.tree.flatten(tree)
-        shapes = [np.shape(leaf) for leaf in leaves]
+        shapes = tuple(np.shape(leaf) for leaf in leaves)
         small = [i for i, shape in enumerate(shapes) if i not in apart and math.prod(shape) <= _MAX_ENTRIES]
-        return cls(structure, shapes, small if len(small) > 1 else [])
+        return cls(structure, shapes, tuple(small) if len(small) > 1 else ())
 
     def listed(self, joined, values: list) -> list:
         """Return `joined` in place of the values of all small arrays, and the values of the others."""
@@ -57,28 +57,40 @@ class Layout:
         entries = sum(math.prod(self.shapes[i]) for i in self.small)
         return self.listed(jnp.zeros(entries), [jnp.zeros(shape) for shape in self.shapes])
 
-    def split(self, values: list, axes: int = 0):
-        """Return the pytree whose `join` the values are; by default with no axes of their own."""
-        ends = list(itertools.accumulate(math.prod(self.shapes[i]) for i in self.small))
-        parts = jnp.split(values[0], ends[:-1], axes) if self.small else []
-        found = {
-            i: part.reshape(*part.shape[:axes], *self.shapes[i])
-            for i, part in zip(self.small, parts, strict=True)
-        }
-        others = iter(values[bool(self.small) :])
+    def split(self, values: list, axes: int = 0, begins: list | None = None):
+        """Return the pytree whose `join` the values are; by default with no axes of their own.
+
+        `begins`, where each small array is among the joined ones, are those of `self.begins` by default.
+        """
+        begins, found, others = begins or self.begins, {}, iter(values[bool(self.small) :])
+        for i, begin in zip(self.small, begins, strict=True):
+            own, size = values[0].shape[:axes], math.prod(self.shapes[i])
+            part = jax.lax.dynamic_slice(values[0], (*map(np.uint32, (0,) * axes), begin), (*own, size))
+            found[i] = part.reshape(*own, *self.shapes[i])
         leaves = [found[i] if i in found else next(others) for i in range(len(self.shapes))]
         return jax.tree.unflatten(self.structure, leaves)
 
+    @property
+    def begins(self) -> list[np.uint32]:
+        """Where each small array begins among the joined ones."""
+        sizes = [math.prod(self.shapes[i]) for i in self.small]
+        return [np.uint32(begin) for begin in [0, *itertools.accumulate(sizes[:-1])][: len(sizes)]]
 
-def map_where(condition, function, tree, *others):
-    """Return `jax.tree.map` of a function of each number alone; NaN unless `condition`, () bool.
+    def runtime_begins(self, condition) -> list[jax.Array]:
+        """Return `begins` by a branch on a () bool, so that they are no constants to a compiler.
 
-    Values of small arrays are computed at once and stored, as a branch of the program.
-    """
-    layout = Layout.of(tree)
-    arrays = list(zip(*(layout.join(jax.tree.leaves(each), 0) for each in (tree, *others)), strict=True))
-    values = [jnp.where(condition, function(*each), jnp.nan) for each in arrays]
-    if layout.small:
-        kind = values[0]
-        values[0] = jax.lax.cond(condition, function, lambda *_: jnp.full_like(kind, jnp.nan), *arrays[0])
-    return layout.split(values)
+        What reads arrays of one shape is one kernel then, rather than one for each place.
+        """
+        return jax.lax.cond(condition, lambda: self.begins, lambda: self.begins)
+
+    def where(self, condition, function, otherwise, *joined: list, axes: int = 0):
+        """Return the pytree whose `join` is a function of several; `otherwise` throughout unless `condition`.
+
+        Of small arrays the values are results of a branch: each reader would compute them again.
+        """
+        values = [jnp.where(condition, function(*each), otherwise) for each in zip(*joined, strict=True)]
+        if not self.small:
+            return self.split(values, axes)
+        nothing, given = jnp.full_like(values[0], otherwise), [each[0] for each in joined]
+        values[0] = jax.lax.cond(condition, function, lambda *_: nothing, *given)
+        return self.split(values, axes, self.runtime_begins(condition))

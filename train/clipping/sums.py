@@ -47,7 +47,9 @@ class Clipping:
 
     Attributes:
       grid: with the clip norm C; `train.optimizers.privatize` says which serves its noise.
-      microbatch_size: examples that are in memory at a time, by default as many as processors are fast on.
+      microbatch_size: examples that are in memory at a time, by default as many as processors are fast on;
+        rounded down to a power of two. Compilers compute rows that are left over by vector instructions
+        otherwise, and an example's gradient then depends on its row (proofs/adjacency.md, section 2).
       normalize: scale every gradient to norm C x norm / (norm + 0.01) rather than only long ones
         (automatic clipping, Bu et al. 2023, with its stability constant 0.01).
       skip_padding: do no work for microbatches after the last real example. The run time then reveals
@@ -55,9 +57,6 @@ class Clipping:
       mesh: devices that compute equally many of the rows each, with all parameters, `microbatch_size` rows at
         a time. Required where any of the arrays is on several devices.
       specs: how each parameter is sharded over the mesh, and its total then; by default all are whole.
-      equal_rows: round the microbatch size down to a power of two. Compilers compute rows that are left over
-        by vector instructions otherwise, and an example's gradient then depends on its row: for
-        add-or-remove-one, where examples change their rows (proofs/adjacency.md, section 2).
 
     Raises:
       ValueError: something else for a grid, or a microbatch size below 1.
@@ -69,7 +68,6 @@ class Clipping:
     skip_padding: bool = False
     mesh: jax.sharding.Mesh | None = None
     specs: tuple[jax.sharding.PartitionSpec, ...] = ()
-    equal_rows: bool = False
 
     def __post_init__(self):
         _validate.instance("grid", self.grid, Grid, "a train.clipping.grid.Grid")
@@ -79,7 +77,7 @@ class Clipping:
     def micro(self, default: Callable[[], int], rows: int) -> int:
         """Return how many of `rows` rows are in memory at a time."""
         size = min(default() if self.microbatch_size is None else self.microbatch_size, rows)
-        return 2 ** (size.bit_length() - 1) if self.equal_rows else size
+        return 2 ** (size.bit_length() - 1)
 
     def summed(self, of_rows: Callable[..., Any], loss, params, batch, mask, records=()) -> ClippedSum:
         """Return the sum over a batch, each device of the mesh computing its own rows.
@@ -100,7 +98,7 @@ class Clipping:
         def add(total, over) -> GridSum:
             sums, layout = total
             if over is None:
-                return GridSum.of(sums, self.grid, split=layout.split)
+                return GridSum.of(sums, self.grid, layout=layout)
             return GridSum.of(layout.split(sums), self.grid, over)
 
         with jax.enable_x64(True):

@@ -113,7 +113,9 @@ def draw(
         made = _stored(made) if strategy.noise_copies else made  # else nothing is read twice
         drawn = layout.split([first for first, *_ in made])
         if strategy.noise_copies:
-            news = layout.split([renewed(ring, *each) for ring, each in zip(joined, made, strict=True)], 1)
+            news = layout.where(
+                state.step >= 0, lambda ring, each: renewed(ring, *each), 0, joined, made, axes=1
+            )
             rings = [store(*each) for each in zip(rings, jax.tree.leaves(news), strict=True)]
     kept = jax.tree.unflatten(jax.tree.structure(state.recent), rings)
     return drawn, NoiseState(state.step + 1, kept, state.key)

@@ -11,6 +11,7 @@ integers with integer noise: the release is a function of what was accounted for
 """
 
 import functools
+import math
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass, fields
 from typing import Any, NamedTuple
@@ -39,8 +40,9 @@ from .step import PrivateStep, StepInfo, TrainState, moved
 from .stored import stored
 
 _BITS = 20  # the clip norm in grid units is 2^20
-# Clip norms that raw gradients and the error are scaled to at most: no steps take it beyond float32's 2^127.
+# Clip norms that the error is scaled to at most: no steps take it beyond float32's 2^127.
 _MAX_RESIDUAL, _MAX_CLIP_NORM = 2.0**40, 2.0**60
+_MAX_RAW = 2.0**20  # clip norms that a raw gradient is scaled to at most
 _AUTOMATIC = 0.01
 
 
@@ -99,25 +101,34 @@ class DiceRule:
         return Grid(_validate.positive_number("clip_norm", self.clip_norm), _BITS)
 
     def sums(self, gradients, mask):
-        """Return (clipped in grid units, raw) sums over the leading axis, and norms before clipping.
+        """Return (clipped in grid units, `raw`) sums over the leading axis, and norms before clipping.
 
         An example whose gradient is not finite counts as zero in both.
         """
         _by_device.refuse_several_devices(gradients=gradients, mask=mask)
+        rows = mask.shape[0]
         with jax.enable_x64(True):
             kept, counts, norms, _ = clip_rows_to_grid(gradients, self.grid, self.automatic, counted=mask)
-            raw = jax.vmap(self.bounded)(gradients)
+            raw = jax.vmap(functools.partial(self.raw, rows=rows))(gradients)
             # In float64 exact for the integers of a batch.
             total = functools.partial(jax.tree.map, lambda leaf: leaf.astype(jnp.float64).sum(axis=0))
             return (total(counts), total(where_row(kept, raw))), norms
 
-    def bounded(self, tree):
-        """Return a pytree, scaled down where its norm is beyond `_MAX_RESIDUAL` clip norms; float64."""
-        scale = jnp.minimum(1.0, self.clip_norm * _MAX_RESIDUAL / jnp.maximum(global_norm(tree), 1e-300))
-        return jax.tree.map(lambda leaf: jnp.nan_to_num(leaf.astype(jnp.float64)) * scale, tree)
+    def raw(self, tree, rows: int):
+        """Return a gradient as whole numbers of `raw_unit`, float64, scaled down beyond 2^20 clip norms.
 
-    def release(self, state: "DiceState", clipped, raw):
-        """Return (`v + w`, the state after it) from the sums over a whole batch."""
+        The sum of `rows` of them is exact, in whatever order: an example whose gradient is zero does not
+        change it, wherever its row moves the others (proofs/dice.md, section 2).
+        """
+        bounded = _scaled(tree, self.clip_norm * _MAX_RAW)
+        return jax.tree.map(lambda leaf: jnp.round(leaf / self.raw_unit(rows)), bounded)
+
+    def raw_unit(self, rows: int) -> float:
+        """Return the unit in which 52 bits hold `rows` raw gradients: 2^-26 of the clip norm for 64."""
+        return self.clip_norm * _MAX_RAW * 2.0 ** (math.ceil(math.log2(rows)) - 52)
+
+    def release(self, state: "DiceState", clipped, raw, rows: int):
+        """Return (`v + w`, the state after it) from the sums over a whole batch of `rows` rows."""
         with jax.enable_x64(True):
             units = self.batch_size / self.grid.unit  # a mean in grid units of the sum
             error = state.error
@@ -128,13 +139,14 @@ class DiceRule:
             v = jax.tree.map(jnp.add, clipped, fed_back)
 
             def kept(e, g, n):
-                return e.astype(jnp.float64) + g / self.batch_size - n / units
+                return e.astype(jnp.float64) + g * (self.raw_unit(rows) / self.batch_size) - n / units
 
             def noisy(n, w):
                 return ((n + jnp.round(self.noise_std * units * w)) / units).astype(jnp.float32)
 
             released = jax.tree.map(noisy, v, _normals(state.key, state.count, v))
-            after = optax.tree.cast(self.bounded(jax.tree.map(kept, error, raw, v)), jnp.float32)
+            error = _scaled(jax.tree.map(kept, error, raw, v), self.clip_norm * _MAX_RESIDUAL)
+            after = optax.tree.cast(error, jnp.float32)
         return released, DiceState(state.count + 1, after, state.key)
 
 
@@ -159,7 +171,7 @@ def dice_aggregate(*, key=None, **rule) -> optax.GradientTransformationExtraArgs
         count = _examples(updates, state.error, released.batch_size, mask)
         mask = jnp.ones(count, bool) if mask is None else jnp.asarray(mask, bool)
         (clipped, raw), _norms = released.sums(updates, mask)
-        return released.release(state, clipped, raw)
+        return released.release(state, clipped, raw, count)
 
     def init(params) -> DiceState:
         error = jax.tree.map(lambda leaf: jnp.zeros(jnp.shape(leaf), jnp.float32), params)
@@ -182,6 +194,12 @@ def _examples(updates, error, size: int, mask) -> int:
     if mask is not None and np.shape(mask) != (count,):
         raise ValueError(f"mask must have the shape ({count},), got {np.shape(mask)}")
     return count
+
+
+def _scaled(tree, most: float):
+    """Return a pytree, scaled down where its norm is beyond `most`; float64."""
+    scale = jnp.minimum(1.0, most / jnp.maximum(global_norm(tree), 1e-300))
+    return jax.tree.map(lambda leaf: jnp.nan_to_num(leaf.astype(jnp.float64)) * scale, tree)
 
 
 def _clip_to_units(error, c2: float, units: float, automatic: bool):
@@ -244,13 +262,14 @@ def dice_step(
 ) -> PrivateStep:
     """Return a plan's `step(state, batch, mask) -> (state, private info)`; its noise is a `DiceState`."""
     rule = rule_of(plan)
-    options: dict[str, Any] = dict(grid=rule.grid, normalize=rule.automatic, also=rule.bounded)
+    options: dict[str, Any] = dict(grid=rule.grid, normalize=rule.automatic)
     options |= dict(microbatch_size=microbatch_size or plan.max_batch_size)
 
     def step(state: TrainState, batch, mask, loss: Loss, specs) -> tuple[TrainState, StepInfo]:
         del specs  # of no mesh
-        found = clipped_gradient_sum(loss.at(state.noise.count), state.params, batch, mask, **options)
-        released, dice = rule.release(state.noise, found.total.whole, found.also)
+        rows, given = mask.shape[0], (loss.at(state.noise.count), state.params, batch, mask)
+        found = clipped_gradient_sum(*given, **options, also=functools.partial(rule.raw, rows=rows))
+        released, dice = rule.release(state.noise, found.total.whole, found.also, rows)
         # After the plan's last step nothing more is covered.
         covered = state.noise.count < plan.iterations
         released = jax.tree.map(lambda leaf: jnp.where(covered, leaf, jnp.nan), released)

@@ -282,9 +282,7 @@ def make_step(
             "of an example, and without one example all later ones have another index"
         )
 
-    shared: dict[str, Any] = dict(
-        grid=private.grid, mesh=mesh, equal_rows=private.mechanism.is_add_or_remove, **options
-    )
+    shared: dict[str, Any] = dict(grid=private.grid, mesh=mesh, **options)
     Clipping(**shared)  # checks the options
 
     def step(state: TrainState, batch, mask, loss: Loss, specs, normals=None):
