@@ -52,7 +52,7 @@ ADVANTAGE, CHOOSING = "tests/estimates/test_advantage.py", "tests/recommendation
 REPORT, COMPILED = "tests/report/test_report.py", "tests/kernels/test_programs.py"
 CHECKER, PEERS = "tests/checker/test_checker.py", "tests/interoperation/test_interoperation.py"
 WHOLE, BOUND, LIMITS, INTERRUPTIONS = files_in("train", "whole_runs bound_arguments limits interruptions")
-LOOP, FOLLOWED_TESTS, DICE = files_in("train", "loop individual dice")
+LOOP, FOLLOWED_TESTS, DICE, ARGUMENTS = files_in("train", "loop individual dice bad_inputs")
 CONVEX, BATCHES, SHARDED = files_in("train", "convex batch_clipping sharded")
 BY_DEVICE = SHARDED
 SAMPLER, TWICE, GRAPHS = files_in("train/batches", "sampler given attribution")
@@ -368,9 +368,9 @@ MUTANTS = [
     Mutant("train/optimizers.py", "covered = (state.step < end) & sound", "covered = sound", f"{NOISE} {LOOP}"),
     Mutant("train/optimizers.py", "return self.mechanism.noise_multiplier * 2.0**self.grid.bits", "return 0.99 * self.mechanism.noise_multiplier * 2.0**self.grid.bits", f"{NOISE} {RELEASED}"),
     Mutant("train/batches/sampler.py", "members = members[choose(generator, len(members), self.max_batch_size)]", "members = members[: self.max_batch_size]", SAMPLER),
-    Mutant("train/training.py", "    if not plan.certified:\n", "    if False:\n", LOOP),
-    Mutant(CORRELATED, "    if not verdict.certified:\n", "    if False:\n", f"{GUARDS} {LOOP}"),
-    Mutant("train/procedures/protocol.py", "if steps > covered:", "if steps > 2 * covered:", f"{LOOP} {BATCHES}"),
+    Mutant("train/training.py", "    if not plan.certified:\n", "    if False:\n", ARGUMENTS),
+    Mutant(CORRELATED, "    if not verdict.certified:\n", "    if False:\n", f"{GUARDS} {ARGUMENTS}"),
+    Mutant("train/procedures/protocol.py", "if steps > covered:", "if steps > 2 * covered:", f"{ARGUMENTS} {BATCHES}"),
     Mutant(FOLDER, 'if kept["data"] != keyed(kept["sampler_key"], data):', "if False:", f"{LOOP} {BOUND}"),
     Mutant(FOLDER, "(self.folder / name).chmod(0o700)", "pass", LOOP),
     # What a run is bound to; keys of runs; what a folder shows.

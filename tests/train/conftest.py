@@ -1,6 +1,7 @@
 """Runs of the same step are one program: tracing and compiling it is most of what a short run takes."""
 
 import functools
+import signal
 import sys
 import types
 
@@ -94,6 +95,14 @@ def share_programs(patch: pytest.MonkeyPatch) -> dict:
         if name in sys.modules:
             patch.setattr(sys.modules[name], "jax", proxy)
     return _PROGRAMS
+
+
+@pytest.fixture
+def interruptible():
+    """Interrupts reach the tests of a process that was started in the background, too."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
 
 
 @pytest.fixture

@@ -6,6 +6,11 @@ import numpy as np
 from flax import nnx
 
 
+def squared(model, example):
+    """The squared error of a module that returns one number."""
+    return (model(example["x"]) - example["y"]) ** 2
+
+
 def made(make):
     """The module that `make()` makes, with parameters drawn by NumPy: initializers compile every shape anew.
 

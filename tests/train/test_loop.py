@@ -12,14 +12,12 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-from flax import nnx
 
 from jaxacct import BufferedToeplitz, Plan
 from jaxacct.common.files import write_atomically
-from tests.commands import command
 from tests.refusals import refused
 from tests.train.fitting import fit
-from tests.train.plans import plan, plan_of
+from tests.train.plans import plan
 from train import training
 from train.batches.given import keyed
 from train.batches.sampler import Sampler
@@ -84,41 +82,6 @@ def test_against_a_loop_in_plain_numpy():
             w -= 0.05 * (total + 0.7 * 0.3 * drawn) / covered.expected_batch_size
         np.testing.assert_allclose(np.append(ours.params["w"], ours.params["b"]), w, rtol=2e-4, atol=2e-5)
         assert ours.steps == 12
-
-
-def restless(update, state, params=None):
-    turned = {jnp.dtype("float32"): jnp.float16, jnp.dtype("float16"): jnp.float32}
-    return update, state.astype(turned[state.dtype])
-
-
-REFUSED = [
-    (dict(data=data(59)), "dataset_size 60 rows, got 59"),
-    (dict(data=data(61)), "dataset_size 60 rows, got 61"),
-    (dict(steps=13), "steps must be at most the plan's 12, got 13"),
-    (dict(microbatch_size=-1), "microbatch_size"),
-    (dict(plan=plan(dataset_size=ROWS, epsilon=0.01)), "certified"),
-    (dict(plan=plan_of(plan(dataset_size=ROWS).mechanism, None)), "dataset_size"),
-    (
-        dict(optimizer=optax.GradientTransformation(lambda params: jnp.zeros(()), restless)),
-        "optimizer must keep the dtypes",
-    ),
-    (dict(data=data() | {"y": np.full(60, np.nan)}), "finite"),
-    (dict(loss=lambda p, e: e["x"]), "one number for one example"),
-    (dict(data=data() | {"y": np.array(["a"] * 60)}), r"data must be numbers, got <U1 in y: turn text"),
-    (dict(data=data() | {"y": np.array([None] * 60)}), "data must be numbers, got object in y"),
-    (dict(optimizer=None), "optimizer must be given"),
-    (
-        dict(optimizer=nnx.Optimizer(nnx.Linear(1, 1, rngs=nnx.Rngs(0)), optax.sgd(0.1), wrt=nnx.Param)),
-        "optimizer must be an optax transformation, got Optimizer: give the transformation",
-    ),
-    (dict(plan="no/such/plan.json"), "plan no/such/plan.json"),
-]
-
-
-def test_refuses(tmp_path):
-    for options, message in REFUSED:
-        refused(message, run, **options, out=tmp_path / "run")
-        assert not (tmp_path / "run/secret.json").exists()
 
 
 def wide(params, example):
@@ -351,20 +314,6 @@ def test_a_folder_that_lost_or_changed_its_secret_is_refused(tmp_path, monkeypat
     sampler.write_text(json.dumps(json.loads(sampler.read_text()) | {"step": 0}))
     with pytest.raises(CheckpointError, match="its sampler is at another step"):
         run(out=folder, checkpoint_every=6)
-
-
-def test_bad_input_ends_with_one_line_and_2(tmp_path, capsys):
-    plan(dataset_size=1440).save(tmp_path / "plan.json")
-    given = {"--plan": tmp_path / "plan.json", "--out": tmp_path / "run", "--data": "digits"}
-    for option, value, message in (
-        ("--data", "mnist", "data_folder"),
-        ("--plan", "missing.json", "cannot be read"),
-        ("--learning-rate", "-1", "learning_rate"),
-        ("--steps", "1000", "steps must be at most"),
-    ):
-        words = [word for pair in (given | {option: value}).items() for word in pair]
-        code, _, error = command(capsys, "train", *words)
-        assert code == 2 and message in error and error.count("\n") == 1, option
 
 
 def test_the_state_keeps_its_dtypes():
