@@ -81,8 +81,8 @@ def test_training_from_a_source_ends_with_the_bits_of_arrays(tmp_path):
     found = run(data=source, out=tmp_path / "run")
     np.testing.assert_array_equal(flat(found.params), flat(run().params))
     np.testing.assert_array_equal(flat(run(data=source, out=tmp_path / "run").params), flat(found.params))
-    with pytest.raises(ValueError, match="a run on other data"):
-        run(data=Listed(data() | {"y": np.ones(ROWS, np.float32)}), out=tmp_path / "run")
+    other = Listed(data() | {"y": np.ones(ROWS, np.float32)})
+    refused("a run on other data", run, data=other, out=tmp_path / "run")
 
 
 def changed(row: int):
@@ -189,8 +189,8 @@ class Cheat(Listed):
 def test_rows_that_depend_on_others_are_refused_before_anything_is_drawn(how, tmp_path):
     """Each of these would let one record into the gradients of others."""
     assert as_rows(Cheat("honest"))
-    with pytest.raises(ValueError, match="data must give the same row whenever and with whatever it is read"):
-        run(data=Cheat(how), out=tmp_path / "run")
+    message = "data must give the same row whenever and with whatever it is read"
+    refused(message, run, data=Cheat(how), out=tmp_path / "run")
     assert not (tmp_path / "run").exists()
 
 

@@ -308,12 +308,10 @@ def test_budget():
         spread *= 1 + 2 * batch * 2.0**12 * gamma
         assert 2.0**bits * (1 - 1e-11) <= spread + np.sqrt(parameters) * (1 + 8 / 64) < 2.0**bits
     for bits, parameters, batch, depth in ((8, 2**14 + 1, 1, 1), (20, 10, 2**24, 2**40)):
-        with pytest.raises(ValueError, match=r"^clipping must be 'per_example' here: of a clip norm of "):
-            budget(Grid(1.0, bits), parameters, batch, depth)
-    with pytest.raises(
-        ValueError, match="clip_norm must be 1e-100 to 1e100 with clipping 'ghost', got 1e-101"
-    ):
-        budget(Grid(1e-101, 20), 1, 1, 1)
+        message = r"^clipping must be 'per_example' here: of a clip norm of "
+        refused(message, budget, Grid(1.0, bits), parameters, batch, depth)
+    message = "clip_norm must be 1e-100 to 1e100 with clipping 'ghost', got 1e-101"
+    refused(message, budget, Grid(1e-101, 20), 1, 1, 1)
 
 
 def test_arguments_of_the_budget(monkeypatch):
@@ -363,8 +361,8 @@ def test_bad_input():
     run = functools.partial(ghost_gradient_sum, bilinear, jnp.zeros((5, 8)), batch, mask)
     refused(r"grid must be a train.clipping.grid.Grid, got 1.0", run, grid=1.0)
     refused("microbatch_size must be", run, grid=GRID, microbatch_size=0)
-    with pytest.raises(ValueError, match="loss must return one number"):
-        ghost_gradient_sum(lambda p, e: e["left"] @ p, jnp.zeros((5, 8)), batch, mask, grid=GRID)
+    given = lambda p, e: e["left"] @ p, jnp.zeros((5, 8)), batch, mask
+    refused("loss must return one number", ghost_gradient_sum, *given, grid=GRID)
 
 
 def of_mixed(params, example):
