@@ -33,7 +33,7 @@ SMALLER = {
     " --iterations 40",
     "1.1e-10": "1e-6",
     "--dataset-size 60000 --batch-size 240": "--dataset-size 3000 --batch-size 100",
-    "--batch-size 500 --iterations 600": "--batch-size 60 --iterations 6",
+    "--batch-size 500 --iterations 600": "--batch-size 60 --iterations 1",
     "--batch-size 50 --iterations 200": "--batch-size 20 --iterations 3",
     "--epsilon 1.46": "--epsilon 4",
     "1200000": "12000",
