@@ -11,9 +11,8 @@ import pytest
 
 from jaxacct import BandedToeplitz, BufferedToeplitz, FixedOrder, Mechanism
 from tests.refusals import refused
-from tests.train import stand_in_torch, test_loop
+from tests.train import test_loop
 from tests.train.plans import plan, plan_of
-from tests.train.stand_in_torch import Tensor
 from tests.train.test_loop import KEYS, PARAMS, Crash, crashed, loss
 from train import fit
 from train.batches.given import BatchesError, Committed, GivenBatches
@@ -57,6 +56,16 @@ def given_of(batches, scheme=SCHEME) -> GivenBatches:
 
 def flat(result) -> np.ndarray:
     return test_loop.flat(result.params)
+
+
+class Tensor:
+    """A PyTorch tensor in what fit sees of it."""
+
+    def __init__(self, values):
+        self.values, self.ndim = np.asarray(values), np.ndim(values)
+
+    def __array__(self, dtype=None, copy=None):
+        return self.values if dtype is None else self.values.astype(dtype)
 
 
 class StandInLoader:
@@ -366,18 +375,23 @@ def test_lines_that_were_never_finished_are_dropped(tmp_path):
     other.close()
 
 
-def a_loader_of_pairs(torch):
-    """A loader of (inputs, labels) without ids."""
+class Pairs:
+    """A data set of (inputs, labels)."""
 
-    class Pairs(torch.utils.data.Dataset):
-        def __len__(self):
-            return ROWS
+    def __len__(self):
+        return ROWS
 
-        def __getitem__(self, index):
-            return data()["x"][index], data()["y"][index]
+    def __getitem__(self, index):
+        return data()["x"][index], data()["y"][index]
 
-    seed = torch.Generator().manual_seed(0)
-    return torch.utils.data.DataLoader(Pairs(), SIZE, shuffle=True, drop_last=True, generator=seed)
+
+class LoaderOfPairs(StandInLoader):
+    """One that yields rows in place of ids, which its `batch_sampler` has."""
+
+    dataset, batch_sampler = Pairs(), shuffled().tolist()
+
+    def __iter__(self):
+        return (list(map(Tensor, self.dataset[ids])) for ids in self.ids)
 
 
 def loss_of_pair(params, example):
@@ -387,12 +401,10 @@ def loss_of_pair(params, example):
 @pytest.mark.usefixtures("one_key")
 def test_a_loader_of_inputs_and_labels():
     """Both halves of a loader train the bits of arrays; the loader is refused with the line that helps."""
-    loader = a_loader_of_pairs(stand_in_torch.module())
-    ids = [ids for _ in range(3) for ids in loader.batch_sampler][:STEPS]
-    options = TrainOptions(keys=KEYS, checkpoint_every=5)
-    found = fit(
-        certified(), PARAMS, loss_of_pair, loader.dataset, optax.sgd(1.0), batches=ids, options=options
-    )
+    loader, options = LoaderOfPairs(shuffled()), TrainOptions(keys=KEYS, checkpoint_every=5)
+    given = certified(), PARAMS, loss_of_pair, loader.dataset, optax.sgd(1.0)
+    ids = loader.batch_sampler
+    found = fit(*given, batches=ids, options=options)
     np.testing.assert_array_equal(flat(found), flat(run(np.array(ids))))
     said = r"ids alone, got rows at step 0; .* data=loader\.dataset and the ids of loader"
     refused(said, GivenBatches, loader, SCHEME.patterns, ROWS, SIZE, len(loader))
