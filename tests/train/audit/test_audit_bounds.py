@@ -6,13 +6,7 @@ import numpy as np
 import pytest
 import scipy
 
-from train.audit.bounds import (
-    lowest_rate,
-    max_canaries,
-    one_run_bound,
-    price,
-    refusal,
-)
+from train.audit.bounds import lowest_rate, max_canaries, one_run_bound, price, refusal
 from train.audit.command import SUSPECTED
 
 

@@ -12,11 +12,7 @@ import pytest
 from tests.refusals import refused
 from train.clipping.grid import Grid
 from train.clipping.joined import Layout
-from train.clipping.per_example import (
-    clip_rows_to_grid,
-    clipped_gradient_sum,
-    global_norm,
-)
+from train.clipping.per_example import clip_rows_to_grid, clipped_gradient_sum, global_norm
 
 SIZES = {"w": (3, 4), "b": (4,)}
 GRID = Grid(1.0, 20)
