@@ -28,7 +28,7 @@ from jaxacct.report.figure import save
 from tests.benchmarks.paper.statements import Verdict
 from tests.benchmarks.pictures import over_epsilon
 from tests.benchmarks.results import Kept
-from tests.train.fitting import fit
+from tests.train.runs import fit
 from train.batches.data import load
 from train.command import accuracy
 from train.models.networks import SmallCNN, cross_entropy

@@ -26,7 +26,7 @@ from jaxacct.accountants.tradeoff.plan import LastIteratePlan
 from jaxacct.report import figure as plots
 from tests.benchmarks.results import record
 from tests.oracles.earlier_renyi import ye_shokri_cyclic_rho
-from tests.train.fitting import fit
+from tests.train.runs import fit
 from train.batches.data import load
 from train.procedures.convex import LogisticRegression
 

@@ -28,7 +28,7 @@ from jaxacct.calibration.calibrate import calibrate
 from jaxacct.calibration.options import CalibrationOptions
 from jaxacct.core.plan import Plan
 from tests.benchmarks.results import record
-from tests.train.fitting import fit
+from tests.train.runs import fit
 from train.models.lora import add_lora
 from train.models.loss import nnx_loss
 from train.models.networks import SmallCNN, Transformer, cross_entropy, next_token

@@ -15,7 +15,7 @@ import pytest
 import jaxacct as ja
 from tests import calibrating
 from tests.commands import exit_code
-from tests.train.plans import plan
+from tests.train.runs import plan
 from train import load_model
 
 

@@ -16,7 +16,7 @@ from jaxacct.cli.usage import parse
 from tests.commands import exit_code
 from tests.project.test_notebooks import no_steps
 from tests.train.clipping.test_by_device import in_process
-from tests.train.plans import plan
+from tests.train.runs import plan
 from train.arguments import _HINTS
 from train.run import loop
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.train.plans import plan
+from tests.train.runs import plan
 
 ROOT = Path(__file__).parents[2]
 README = (ROOT / "README.md").read_text(encoding="utf-8")

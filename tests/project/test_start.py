@@ -16,7 +16,7 @@ import jaxacct
 from jaxacct.cli import interrupted as _interrupted
 from jaxacct.common.compilation_cache import keep_compiled_programs
 from jaxacct.common.lazy_names import homes_of
-from tests.train.plans import plan_of
+from tests.train.runs import plan_of
 
 HEAVY = {*"jax chex numpy scipy dp_accounting orbax flax optax grain cyclopts rich".split()}
 

@@ -11,8 +11,7 @@ import pytest
 from jaxacct import BandedToeplitz, BMinSep, Mechanism
 from tests.refusals import refused
 from tests.train.clipping.test_cancelling import AS_USERS_COMPILE, cancelling, linear
-from tests.train.plans import plan_of
-from tests.train.test_loop import KEYS, ROWS, data, flat, run
+from tests.train.runs import KEYS, ROWS, data, flat, plan_of, run
 from train.batches.sampler import Sampler
 from train.clipping.grid import Grid
 from train.clipping.per_example import clipped_gradient_sum

@@ -17,10 +17,7 @@ from flax.training.train_state import TrainState
 
 import train
 from tests.refusals import refused
-from tests.train.fitting import fit
-from tests.train.modules import squared
-from tests.train.plans import plan, plan_of
-from tests.train.test_loop import PARAMS, ROWS, data, loss
+from tests.train.runs import PARAMS, ROWS, data, fit, loss, plan, plan_of, squared
 
 pytestmark = pytest.mark.usefixtures("default_promotion")
 

@@ -15,8 +15,8 @@ from scipy import stats
 
 from jaxacct.accountants.tradeoff.plan import GeneralPlan
 from tests.refusals import refused
-from tests.train.fitting import fit
-from tests.train.plans import plan as correlated
+from tests.train.runs import KEYS, fit
+from tests.train.runs import plan as correlated
 from train.batches.sampler import Replayed, make_generator
 from train.clipping.grid import Grid
 from train.clipping.per_example import clipped_gradient_sum
@@ -24,8 +24,6 @@ from train.procedures import batch_clipping
 from train.procedures.batch_clipping import aggregate, epoch_batches, mean_gradient_term, optimizer_term
 
 pytestmark = pytest.mark.usefixtures("shared_programs", "default_promotion")
-
-KEYS = ((1, 2, 3, 4), np.arange(8, dtype=np.uint32))
 
 
 def linear(params, row):

@@ -17,8 +17,7 @@ from flax import nnx
 
 from jaxacct.accountants.tradeoff.plan import GeneralPlan
 from tests.refusals import refused
-from tests.train.plans import plan
-from tests.train.test_loop import KEYS, PARAMS, ROWS, crashed, data, flat, loss, run
+from tests.train.runs import KEYS, PARAMS, ROWS, crashed, data, flat, loss, plan, run
 from train import training
 from train.clipping import grid
 from train.individual import IndividualAccounting

@@ -8,7 +8,7 @@ import pytest
 from jaxacct.accountants.dice_plan import DicePlan
 from jaxacct.accountants.tradeoff.plan import GeneralPlan, LastIteratePlan
 from tests import commands
-from tests.train import plans
+from tests.train import runs
 from train.batches.sampler import BatchOverflowError
 from train.procedures.convex import LogisticRegression
 from train.procedures.protocol import procedure_of
@@ -71,7 +71,7 @@ def test_last_iterates_are_refused_by_the_command_line(tmp_path, capsys):
 def test_exit_codes(tmp_path, capsys, monkeypatch):
     """A full disk is no verdict: 1 is of a run that stopped, or of an audit that contradicts its plan."""
 
-    plans.plan("poisson", dataset_size=1440).save(tmp_path / "plan.json")
+    runs.plan("poisson", dataset_size=1440).save(tmp_path / "plan.json")
     given = ["--plan", tmp_path / "plan.json"]
     for error, code in (
         (OSError(28, "No space left on device", "run/checkpoints"), 2),

@@ -11,7 +11,7 @@ import pytest
 
 from jaxacct.accountants.tradeoff.plan import LastIteratePlan
 from tests.refusals import refused
-from tests.train.fitting import fit
+from tests.train.runs import KEYS, fit
 from train.procedures.convex import (
     LogisticRegression,
     noisy_cgd,
@@ -23,7 +23,6 @@ from train.procedures.convex import (
 
 pytestmark = pytest.mark.usefixtures("shared_programs")
 
-KEYS = ((1, 2, 3, 4), np.arange(8, dtype=np.uint32))
 LOSSES = [
     LogisticRegression(2, 3.0, 0.1),
     LogisticRegression(2, 3.0, 0.1, clip_norm=0.7),

@@ -15,8 +15,7 @@ from jaxacct.accountants.dice_plan import DicePlan
 from jaxacct.individual import gdp_delta
 from tests.refusals import refused
 from tests.train.clipping.test_rows_apart import mixing
-from tests.train.fitting import fit
-from tests.train.test_loop import KEYS, PARAMS, ROWS, Crash, crash_at, data, flat, loss
+from tests.train.runs import KEYS, PARAMS, ROWS, Crash, crash_at, data, fit, flat, loss
 from train.batches.sampler import Replayed, Sampler, make_generator
 from train.clipping import rows_apart
 from train.procedures.dice import DiceState, _shuffled, rule_of

@@ -12,9 +12,7 @@ from flax import nnx
 
 from tests.refusals import refused
 from tests.train import test_batch_clipping
-from tests.train.fitting import fit
-from tests.train.modules import squared
-from tests.train.test_loop import KEYS, ROWS, crashed, data, flat, plan, run
+from tests.train.runs import KEYS, ROWS, crashed, data, fit, flat, plan, run, squared
 from train import load_model
 from train.clipping.ghost import ghost_gradient_sum
 from train.clipping.grid import Grid

@@ -15,9 +15,7 @@ from jaxacct import BufferedToeplitz, Mechanism, Poisson
 from jaxacct import individual as accounting
 from jaxacct.report.run_card import RunCard
 from tests.refusals import refused
-from tests.train.fitting import fit
-from tests.train.plans import plan, plan_of
-from tests.train.test_loop import KEYS, PARAMS, ROWS, crashed, data, flat, loss
+from tests.train.runs import KEYS, PARAMS, ROWS, crashed, data, fit, flat, loss, plan, plan_of
 from train.batches.sampler import Sampler
 from train.batches.sources import ArrayRows
 from train.individual import IndividualAccounting, PrivateLosses

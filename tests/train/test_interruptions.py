@@ -15,7 +15,7 @@ import numpy as np
 import optax
 import pytest
 
-from tests.train.test_loop import crashed, run
+from tests.train.runs import crashed, run
 from train.run.folder import CheckpointError
 
 pytestmark = pytest.mark.usefixtures("shared_programs")

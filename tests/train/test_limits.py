@@ -17,8 +17,7 @@ from tests.refusals import refused
 from tests.stored_plans import with_derived
 from tests.train import test_dice_plan, test_individual
 from tests.train.noise.test_keys import steps
-from tests.train.plans import plan, plan_of
-from tests.train.test_loop import KEYS, PARAMS, ROWS, Crash, crash_at, data, flat, loss, run
+from tests.train.runs import KEYS, PARAMS, ROWS, Crash, crash_at, data, flat, loss, plan, plan_of, run
 from train.individual import IndividualAccounting
 from train.individual.steps import individual_step
 from train.optimizers import privatize

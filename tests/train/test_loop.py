@@ -16,8 +16,7 @@ import pytest
 from jaxacct import BufferedToeplitz, Plan
 from jaxacct.common.files import write_atomically
 from tests.refusals import refused
-from tests.train.fitting import fit
-from tests.train.plans import plan
+from tests.train.runs import KEYS, PARAMS, ROWS, Crash, crash_at, crashed, data, flat, loss, plan, run
 from train import training
 from train.batches.given import keyed
 from train.batches.sampler import Sampler
@@ -28,31 +27,6 @@ from train.procedures.step import make_step
 from train.run.folder import CheckpointError, RunFolder
 
 pytestmark = pytest.mark.usefixtures("shared_programs", "default_promotion")
-
-KEYS = ((1, 2, 3, 4), np.arange(8, dtype=np.uint32))
-ROWS = 60
-
-
-def data(rows=ROWS):
-    generator = np.random.default_rng(0)
-    x = generator.normal(size=(rows, 3)).astype(np.float32)
-    return {"x": x, "y": (x @ np.array([1.0, -2.0, 0.5], np.float32))}
-
-
-def loss(params, example):
-    return (example["x"] @ params["w"] + params["b"] - example["y"]) ** 2
-
-
-PARAMS = {"w": jnp.zeros(3), "b": jnp.zeros(())}
-
-
-def flat(tree) -> np.ndarray:
-    return np.concatenate([np.ravel(leaf) for leaf in jax.tree.leaves(tree)])
-
-
-def run(**options):
-    given = dict(plan=plan(dataset_size=ROWS), model=PARAMS, loss=loss, data=data(), keys=KEYS)
-    return fit(**given | {"optimizer": optax.sgd(0.05)} | options)
 
 
 @functools.cache
@@ -230,32 +204,6 @@ def test_a_plan_by_its_path_and_a_progress_bar_on_a_terminal(tmp_path, monkeypat
     assert not shown
     run()
     assert shown[-1] == ("training", 12, 12)
-
-
-class Crash(Exception):
-    pass
-
-
-@contextlib.contextmanager
-def crash_at(target, name: str, call: int):
-    """`target.name` raises at its `call`-th call, counted from 1."""
-    real, calls = getattr(target, name), []
-
-    def broken(self, *args, **options):
-        calls.append(1)
-        if len(calls) == call:
-            raise Crash
-        return real(self, *args, **options)
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(target, name, broken)
-        yield
-
-
-def crashed(call: int, of=run, **options) -> None:
-    """A run that ends when it draws its `call`-th batch, counted from 1."""
-    with crash_at(Sampler, "next", call), pytest.raises(Crash):
-        of(**options)
 
 
 def test_normalize_reaches_the_step():

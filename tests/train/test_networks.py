@@ -12,7 +12,7 @@ from flax import nnx
 from scipy import special
 
 from jaxacct import BandedToeplitz, BMinSep, Mechanism
-from tests.train.modules import made
+from tests.train.runs import made
 from train.models.lora import add_lora
 from train.models.loss import nnx_loss
 from train.models.networks import Transformer, next_token

@@ -9,7 +9,7 @@ import optax
 import optax.contrib
 import pytest
 
-from tests.train.plans import plan
+from tests.train.runs import plan
 from train.optimizers import privatize
 from train.procedures.step import make_step
 

@@ -21,7 +21,7 @@ from jaxacct.schemes import BMinSep
 from tests.refusals import refused
 from tests.train.clipping.test_by_device import in_process, small_sums
 from tests.train.noise.test_redrawn import INVERSE, KEY
-from tests.train.plans import plan
+from tests.train.runs import plan
 from train import TrainOptions, fit
 from train.clipping.grid import Grid, GridSum
 from train.clipping.rows_apart import programs_in

@@ -13,10 +13,7 @@ import safetensors.numpy
 from flax import nnx
 
 from tests.refusals import refused
-from tests.train.fitting import fit
-from tests.train.modules import made, squared
-from tests.train.plans import plan
-from tests.train.test_loop import PARAMS, ROWS, data, flat, loss
+from tests.train.runs import PARAMS, ROWS, data, fit, flat, loss, made, plan, squared
 from train import load_model, load_weights, save_model, with_params
 from train.models.lora import add_lora
 from train.optimizers import sgd

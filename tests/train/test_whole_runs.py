@@ -13,9 +13,8 @@ import optax
 import pytest
 
 from tests.refusals import refused
-from tests.train.plans import plan
+from tests.train.runs import PARAMS, ROWS, data, flat, loss, plan, run
 from tests.train.test_dice_plan import PLAN as DICE
-from tests.train.test_loop import PARAMS, ROWS, data, flat, loss, run
 from train import load_model, save_model
 from train.optimizers import average_of, averaging
 from train.run.folder import RunFolder

@@ -16,6 +16,7 @@ from jaxacct import BandedToeplitz, BMinSep, CalibrationOptions, Mechanism, cali
 from jaxacct.core.plan import Plan
 from jaxacct.likelihood.loss import privacy_loss
 from tests.train.audit.test_audit_command import plant
+from tests.train.runs import KEYS
 from train.audit.bounds import lowest_rate
 from train.audit.canaries import Setting
 from train.batches.sources import as_rows
@@ -23,8 +24,6 @@ from train.models.loss import as_loss
 from train.options import TrainOptions
 
 FALSE_ALARM = 1e-6
-# Fixed, as only tests may: what the audit sees is then the same at every run.
-KEYS = ((1, 2, 3, 4), np.arange(8, dtype=np.uint32))
 CLIP = 0.5
 EPSILON, DELTA = 1.0, 0.1
 SIGMA = 1.42  # `calibrate` finds 1.40 with replicas, whose programs take as long to compile as all the rest

@@ -15,7 +15,7 @@ from jaxacct.schemes.truncation.truncated_b_min_sep import TruncatedBMinSep
 from tests import commands
 from tests.refusals import refused
 from tests.stored_plans import with_derived
-from tests.train.plans import plan, plan_of
+from tests.train.runs import KEYS, plan, plan_of
 from train.audit import canaries, command
 from train.audit.canaries import outputs
 from train.audit.command import Finding, audit
@@ -27,7 +27,6 @@ from train.procedures.protocol import Request
 
 pytestmark = pytest.mark.usefixtures("shared_programs")
 
-KEYS = ((1, 2, 3, 4), np.arange(8, dtype=np.uint32))
 ROWS, CLIP = 1200, 0.5
 # Full batches, so that an analytic bound certifies at once what is nearly tight. At five other keys the
 # bounds were 1.43 to 2.7 with a quarter of the noise and 3.2 to 4.5 without clipping.

@@ -18,11 +18,10 @@ import pytest
 
 from jaxacct.accountants.tradeoff import gdp_delta
 from jaxacct.accountants.tradeoff.plan import GeneralPlan
-from tests.train.fitting import fit
+from tests.train.runs import KEYS, fit
 from train.batches.sampler import make_generator
 from train.procedures.batch_clipping import epoch_batches
 
-KEYS = ((1, 2, 3, 4), np.arange(8, dtype=np.uint32))
 CLIP, INNER = 0.5, optax.sgd(1.0, momentum=0.9)
 PLAN = GeneralPlan.calibrate(
     1.0, 1e-3, dataset_size=12, num_microbatches=1, microbatch_size=4, num_epochs=2, sampling="shuffling"

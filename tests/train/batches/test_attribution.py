@@ -19,8 +19,7 @@ from tests.oracles import enumeration, shared_examples
 from tests.oracles.chi_square import chi_square_p_value
 from tests.refusals import refused
 from tests.stored_plans import whole
-from tests.train.fitting import fit
-from tests.train.plans import plan_of
+from tests.train.runs import fit, plan_of
 from train.batches import attribution
 from train.batches import graph as graphs
 from train.batches.attribution import bound_contributions

@@ -15,7 +15,7 @@ from sklearn.datasets import load_digits
 
 import jaxacct
 from tests.refusals import refused
-from tests.train.test_loop import ROWS, data
+from tests.train.runs import ROWS, data
 from train.batches.data import from_arrays, load
 from train.batches.sources import ArrayRows, as_rows, check_numbers
 

@@ -11,9 +11,8 @@ import pytest
 
 from jaxacct import BandedToeplitz, BufferedToeplitz, FixedOrder, Mechanism
 from tests.refusals import refused
-from tests.train import test_loop
-from tests.train.plans import plan, plan_of
-from tests.train.test_loop import KEYS, PARAMS, Crash, crashed, loss
+from tests.train import runs
+from tests.train.runs import KEYS, PARAMS, Crash, crashed, loss, plan, plan_of
 from train import fit
 from train.batches.given import BatchesError, Committed, GivenBatches
 from train.batches.sampler import SamplerState
@@ -29,7 +28,7 @@ MATRIX = BufferedToeplitz((0.9, 0.3), (0.2, 0.4), STEPS)
 
 
 def data():
-    return test_loop.data(ROWS)
+    return runs.data(ROWS)
 
 
 def shuffled(seed=0, epochs=3) -> np.ndarray:
@@ -55,7 +54,7 @@ def given_of(batches, scheme=SCHEME) -> GivenBatches:
 
 
 def flat(result) -> np.ndarray:
-    return test_loop.flat(result.params)
+    return runs.flat(result.params)
 
 
 class Tensor:
@@ -305,15 +304,15 @@ def stopped(after: int, out, batches, **options):
 
 def test_another_loss_elsewhere_is_refused(tmp_path, monkeypatch):
     """Attack: the difference of both models was the sum of the last batch, to 2e-4 at noise 100."""
-    loud = plan("poisson", dataset_size=test_loop.ROWS, sigma=100.0)
+    loud = plan("poisson", dataset_size=runs.ROWS, sigma=100.0)
     options = dict(plan=loud, optimizer=optax.sgd(1.0), checkpoint_every=11)
     crashed(12, out=tmp_path / "one", **options)
     shutil.copytree(tmp_path / "one", tmp_path / "copy")
-    test_loop.run(out=tmp_path / "one", **options)
+    runs.run(out=tmp_path / "one", **options)
     monkeypatch.setattr(machine, "versions", lambda: {"jax": "9", "numpy": "9"})
     for other in (lambda p, e: 0.0 * loss(p, e), lambda p, e: loss(p, e) + 0.0 * p["b"] ** 2):
         given = dict(out=tmp_path / "copy", loss=other, elastic=True) | options
-        refused("another loss, or a release of JAX", test_loop.run, **given)
+        refused("another loss, or a release of JAX", runs.run, **given)
 
 
 def test_other_batches_of_a_step_that_was_begun_are_refused(tmp_path):

@@ -9,7 +9,7 @@ import time
 import numpy as np
 import pytest
 
-from tests.train.test_loop import Crash, crashed, data, flat, run
+from tests.train.runs import Crash, crashed, data, flat, run
 from train.batches.prefetch import ahead
 from train.batches.sources import ArrayRows
 

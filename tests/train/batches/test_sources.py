@@ -12,7 +12,7 @@ import pytest
 from pyarrow import parquet
 
 from tests.refusals import refused
-from tests.train.test_loop import ROWS, data, flat, run
+from tests.train.runs import ROWS, data, flat, run
 from train.batches import fingerprints, sources
 from train.batches.sources import ArrayRows, Indexed, MemoryMapped, SourceRows, as_rows
 

@@ -10,10 +10,7 @@ import pytest
 from flax import nnx
 
 from tests.refusals import refused
-from tests.train.fitting import fit
-from tests.train.modules import made, squared
-from tests.train.plans import plan
-from tests.train.test_loop import KEYS, flat
+from tests.train.runs import KEYS, fit, flat, made, plan, squared
 from train.clipping import ghost as automatic
 from train.clipping.ghost import choose, ghost_gradient_sum
 from train.clipping.grid import Grid

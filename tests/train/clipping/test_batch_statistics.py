@@ -14,8 +14,7 @@ from flax import linen, nnx
 from jax import lax
 
 from tests.refusals import refused
-from tests.train.modules import squared
-from tests.train.test_loop import PARAMS, flat, loss, run
+from tests.train.runs import PARAMS, flat, loss, run, squared
 from train.clipping.per_example import check_loss
 from train.models.loss import nnx_loss
 

@@ -19,9 +19,7 @@ from jax import lax
 
 from tests.refusals import refused
 from tests.train.clipping.test_ghost import Everything, of_everything
-from tests.train.fitting import fit
-from tests.train.modules import made
-from tests.train.plans import plan
+from tests.train.runs import fit, flat, made, plan
 from train.clipping import ghost as automatic
 from train.clipping.ghost import budget, ghost_gradient_sum
 from train.clipping.grid import DEVICE_UNIT, Grid
@@ -88,10 +86,6 @@ def small():
     }
     batch["scale"][5] = np.inf
     return convolved, params, batch, np.arange(ROWS) != 3
-
-
-def flat(tree) -> np.ndarray:
-    return np.concatenate([np.ravel(leaf) for leaf in jax.tree.leaves(tree)])
 
 
 def sums_are_those_of_one_device(setting, micro: int, sum_of, slack: float = 0, over=None, **options):

@@ -15,7 +15,7 @@ import pytest
 
 from jaxacct import BandedToeplitz, Mechanism, Poisson
 from jaxacct.accountants.dice_plan import DicePlan
-from tests.train.fitting import fit
+from tests.train.runs import fit
 from train.clipping.grid import Grid
 from train.optimizers import privatize
 from train.procedures.batch_clipping import private_round_update

@@ -14,7 +14,7 @@ import pytest
 from flax import nnx
 
 from tests.refusals import refused
-from tests.train.modules import made
+from tests.train.runs import made
 from train.clipping import ghost, parts
 from train.clipping.equations import Product
 from train.clipping.ghost import budget, ghost_gradient_sum

@@ -11,7 +11,7 @@ from jax.extend.core import Primitive
 from jax.interpreters import ad, batching, mlir
 
 from tests.refusals import refused
-from tests.train.test_loop import run
+from tests.train.runs import run
 from train.clipping import ghost, rows_apart
 from train.clipping.ghost import choose
 from train.clipping.grid import Grid

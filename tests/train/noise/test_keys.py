@@ -16,8 +16,7 @@ import pytest
 from jaxacct.accountants.tradeoff.plan import GeneralPlan
 from tests.refusals import refused
 from tests.train import test_dice_plan
-from tests.train.plans import plan
-from tests.train.test_loop import KEYS, PARAMS, ROWS, crashed, loss, run
+from tests.train.runs import KEYS, PARAMS, ROWS, crashed, loss, plan, run
 from train import load_model, save_model
 from train.batches.sampler import Sampler
 from train.noise import normals

@@ -13,6 +13,7 @@ from scipy import linalg, signal, stats
 from jaxacct import BandedInverse, BandedToeplitz, BMinSep, BufferedToeplitz, Mechanism, Poisson
 from jaxacct.kernels.randomness import fresh_key, key_words
 from tests.refusals import refused
+from tests.train.runs import flat
 from train.batches import sampler
 from train.clipping.grid import Grid, GridSum
 from train.clipping.sums import ClippedSum
@@ -25,10 +26,6 @@ FALSE_ALARM = 1e-6
 KEY = np.arange(8, dtype=np.uint32)
 PARAMS = {"a": jnp.zeros((2, 3)), "b": [jnp.zeros(4), jnp.zeros(())]}
 LEVELS = 2.0**19
-
-
-def flat(tree) -> np.ndarray:
-    return np.concatenate([np.ravel(leaf) for leaf in jax.tree.leaves(tree)])
 
 
 def run(strategy, steps, params=PARAMS, key=KEY):
