@@ -61,8 +61,7 @@ NOISE, KEYS, GPU_TESTS = files_in("train/noise", "noise keys gpu_keystream")
 CLIPPING, RELEASED, CANCELLING, GHOST = files_in(
     "train/clipping", "clipping released_numbers cancelling ghost"
 )
-SUMS, ROWS_APART, NORMED = files_in("train/clipping", "running_sums rows_apart batch_statistics")
-CONSTANTS, GROUPED = files_in("train/clipping", "constants grouped_convolutions")
+ROWS_APART, NORMED, GROUPED = files_in("train/clipping", "rows_apart batch_statistics grouped_convolutions")
 OF_ROWS = "tests/train/clipping/test_rows_of_primitives.py"
 AUDIT_BOUNDS, AUDIT = files_in("train/audit", "audit_bounds audit_command")
 
@@ -500,11 +499,11 @@ MUTANTS = [
     Mutant("jaxacct/strategies/buffered_toeplitz.py", "        return workload.error(inverse) / float(self.array[0]) ** 2\n", "        return workload.error(inverse)\n", BUFFERED),
     Mutant("jaxacct/strategies/buffered_toeplitz.py", "        sums[times:] -= sums[:-times].copy()\n", "        pass\n", BUFFERED),
     Mutant("jaxacct/strategies/buffered_toeplitz.py", "np.append(1.0, _powers(decays, n) @ weights)", "np.append(1.0, _powers(decays, n) @ (weights * decays))", BUFFERED),
-    Mutant("jaxacct/strategies/base.py", "        return 2 * len(self.weights)\n", "        return len(self.weights)\n", SUMS),
-    Mutant("jaxacct/strategies/buffered_toeplitz.py", "    return BufferedRecursion(first, weights, decays,", "    return BufferedRecursion(1.0, weights, decays,", SUMS),
-    Mutant("train/noise/recursion.py", "_FINE = 2.0**-31", "_FINE = 1.0", SUMS),
-    Mutant("train/noise/recursion.py", "decays[j] * summed(parts, j) +", "decays[0] * summed(parts, j) +", SUMS),
-    Mutant("train/noise/recursion.py", "units = 2.0 ** np.maximum(0, np.ceil(np.log2(1.001 * levels * LARGEST * reach / 2**30)))", "units = np.ones(len(decays))", SUMS),
+    Mutant("jaxacct/strategies/base.py", "        return 2 * len(self.weights)\n", "        return len(self.weights)\n", NOISE),
+    Mutant("jaxacct/strategies/buffered_toeplitz.py", "    return BufferedRecursion(first, weights, decays,", "    return BufferedRecursion(1.0, weights, decays,", NOISE),
+    Mutant("train/noise/recursion.py", "_FINE = 2.0**-31", "_FINE = 1.0", NOISE),
+    Mutant("train/noise/recursion.py", "decays[j] * summed(parts, j) +", "decays[0] * summed(parts, j) +", NOISE),
+    Mutant("train/noise/recursion.py", "units = 2.0 ** np.maximum(0, np.ceil(np.log2(1.001 * levels * LARGEST * reach / 2**30)))", "units = np.ones(len(decays))", NOISE),
     Mutant("train/noise/recursion.py", "        return self.recursion.noise_reach\n", "        return 1.0\n", NOISE),
     # Matrices for the noise that is needed with sampling.
     Mutant("jaxacct/strategies/amplified.py", "np.where(np.arange(lags.size) > 0, 2.0, 1.0)", "np.ones(lags.size)", AMPLIFIED),
@@ -580,9 +579,9 @@ MUTANTS = [
     Mutant("train/models/loss.py", "args[1] if len(args) > 1 else None", "True", NORMED),
     Mutant("train/clipping/sums.py", "        with no_batch_statistics():\n", "        if True:\n", NORMED),
     # Constants of a program are part of its digest, wherever JAX keeps them.
-    Mutant("train/batches/fingerprints.py", '    yield from map(_content, getattr(program, "consts", ()))\n', "", CONSTANTS),
-    Mutant("train/batches/fingerprints.py", "        yield from _traced(value)\n", "        pass\n", CONSTANTS),
-    Mutant("train/batches/fingerprints.py", "sorted(map(repr, value))", "map(repr, value)", CONSTANTS),
+    Mutant("train/batches/fingerprints.py", '    yield from map(_content, getattr(program, "consts", ()))\n', "", ROWS),
+    Mutant("train/batches/fingerprints.py", "        yield from _traced(value)\n", "        pass\n", ROWS),
+    Mutant("train/batches/fingerprints.py", "sorted(map(repr, value))", "map(repr, value)", ROWS),
     # Rows stay apart in gradients of grouped convolutions.
     Mutant("train/clipping/programs.py", "_rewritten(function, _ungrouped)", "function", GROUPED),
     Mutant("train/clipping/programs.py", "if eqn.primitive.name not in _INLINED or len", "if len", GROUPED),
