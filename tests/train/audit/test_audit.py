@@ -8,7 +8,7 @@ independent trials of the released sequence with the canary and without. The bou
 Batch clipping is attacked on neighbouring data with one key. Two runs of `fit` with the same keys have the
 same batches and the same noise, so what they release differs by their clipped sums, exactly: the strongest
 adversary's shift, round by round. With noise 2 C sigma in every round the best attack is that of a Gaussian
-of mean `sqrt(sum of squares) / (2 C sigma)`, whose delta(epsilon) is known. No number is drawn, so there is no
+of mean `sqrt(sum of squares) / (2 C sigma)`, whose delta(epsilon) is known. No number is drawn: there is no
 false alarm. The canary is one record that turns around all records after it in its batch: each of their
 gradients is at most C long, their sum is not.
 """
