@@ -79,10 +79,7 @@ def time_beside_peers(records: dict[str, dict]):
     return figure
 
 
-DRAWN = {
-    "noise-by-sampler": noise_by_sampler,
-    "time-beside-peers": time_beside_peers,
-}
+DRAWN = {"noise-by-sampler": noise_by_sampler, "time-beside-peers": time_beside_peers}
 
 
 def write(records: dict[str, dict]) -> None:
