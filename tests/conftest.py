@@ -180,8 +180,6 @@ def key():
 @pytest.fixture(scope="session")
 def as_installed(tmp_path_factory):
     """A folder to import from that looks like an installation: `jaxacct.train`, and no `train`."""
-    root, folder = Path(__file__).parents[1], tmp_path_factory.mktemp("installed")
-    (folder / "jaxacct").mkdir()
-    for part in [*(root / "jaxacct").iterdir(), root / "train"]:
-        (folder / "jaxacct" / part.name).symlink_to(part)
-    return folder
+    from tests.commands import link_installation
+
+    return link_installation(tmp_path_factory.mktemp("installed"))
