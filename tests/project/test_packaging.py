@@ -30,12 +30,8 @@ def test_every_package_is_listed():
 
 def test_pages_and_styles_are_listed():
     data = PROJECT["tool"]["setuptools"]["package-data"]
-    listed = {
-        path
-        for name, patterns in data.items()
-        for pattern in patterns
-        for path in (ROOT / name.replace(".", "/")).glob(pattern)
-    }
+    patterns = [(name.replace(".", "/"), each) for name, part in data.items() for each in part]
+    listed = {path for name, pattern in patterns for path in (ROOT / name).glob(pattern)}
     for suffix in ("*.md", "*.css", "*.pyi", "py.typed"):
         assert {*(ROOT / "jaxacct").rglob(suffix)} <= listed, suffix
 

@@ -128,11 +128,8 @@ def test_public_names_are_in_one_agreement():
         if isinstance(node, ast.ImportFrom)
         for alias in node.names
     }
-    modules = {
-        name: f"{module}.{inner}"
-        for name, (module, inner) in imports.items()
-        if module in ("jaxacct", "jaxacct.report")
-    }
+    homes = "jaxacct", "jaxacct.report"
+    modules = {name: f"{home}.{inner}" for name, (home, inner) in imports.items() if home in homes}
     # Training is no part of the checkout's package: it is there where it is installed.
     assert modules | {"train": "jaxacct.train"} == jaxacct._MODULES
     imports = {name: module for name, (module, _) in imports.items() if name not in modules}

@@ -135,9 +135,8 @@ def linen_cnn(self, x):
 def nnx_cnn():
     class Net(nnx.Module):
         def __init__(self, rngs):
-            self.convolutions = nnx.List(
-                [nnx.Conv(a, b, (3, 3), rngs=rngs) for a, b in ((1, 8), (8, 16))],
-            )
+            sizes = (1, 8), (8, 16)
+            self.convolutions = nnx.List([nnx.Conv(a, b, (3, 3), rngs=rngs) for a, b in sizes])
             self.hidden = nnx.Linear(144, 64, rngs=rngs)
             self.out = nnx.Linear(64, CLASSES, rngs=rngs)
 
@@ -170,9 +169,8 @@ class Standardized(linen.Module):
         kernel = (kernel - kernel.mean((0, 1, 2))) * lax.rsqrt(
             kernel.var((0, 1, 2)) * kernel[..., 0].size + 1e-4
         )
-        return lax.conv_general_dilated(
-            x, kernel, (self.stride, self.stride), "SAME", dimension_numbers=("NHWC", "HWIO", "NHWC")
-        )
+        strides, layouts = (self.stride, self.stride), ("NHWC", "HWIO", "NHWC")
+        return lax.conv_general_dilated(x, kernel, strides, "SAME", dimension_numbers=layouts)
 
 
 class Residual(linen.Module):

@@ -48,19 +48,16 @@ def plan(
     """A plan by an analytic bound; at an epsilon of about 1 it is not certified. Sizes may be forged."""
     bands = 1 if kind == "poisson" else bands
     scheme = SCHEMES[kind](iterations, rate, separation)
-    made = plan_of(
-        Mechanism(scheme, strategy or BandedToeplitz.square_root(bands), sigma), dataset_size, epsilon
-    )
+    mechanism = Mechanism(scheme, strategy or BandedToeplitz.square_root(bands), sigma)
+    made = plan_of(mechanism, dataset_size, epsilon)
     return with_derived(made, **derived) if derived else made
 
 
 def plan_of(mechanism: Mechanism, dataset_size: int, epsilon: float = 1e4, delta: float = 1e-5) -> Plan:
     """The plan of a mechanism by an analytic bound."""
     claim = Claim(mechanism, ClaimedTarget.at(epsilon, delta), dataset_size, None)
-    return Plan(
-        Claim(mechanism, ClaimedTarget.at(epsilon, delta, reserved=claim.reserved), dataset_size, None),
-        Bound("unamplified"),
-    )
+    target = ClaimedTarget.at(epsilon, delta, reserved=claim.reserved)
+    return Plan(Claim(mechanism, target, dataset_size, None), Bound("unamplified"))
 
 
 _ARGUMENTS = set(inspect.signature(train.training.fit).parameters)

@@ -23,11 +23,8 @@ from train.procedures.convex import (
 
 pytestmark = pytest.mark.usefixtures("shared_programs")
 
-LOSSES = [
-    LogisticRegression(2, 3.0, 0.1),
-    LogisticRegression(2, 3.0, 0.1, clip_norm=0.7),
-    LogisticRegression(4, 3.0, 0.05),
-]
+LOSSES = [LogisticRegression(2, 3.0, 0.1), LogisticRegression(2, 3.0, 0.1, clip_norm=0.7)]
+LOSSES += [LogisticRegression(4, 3.0, 0.05)]
 
 
 @functools.cache
@@ -137,15 +134,9 @@ def test_what_the_plan_does_not_cover_is_refused(tmp_path):
 
 
 def test_plans_refuse_steps_outside_the_conditions(tmp_path):
-    for change, word in (
-        ({"stepsize": 5.0}, "stepsize"),
-        ({"method": "x"}, "method"),
-        ({"batch_size": 3}, "batch_size"),
-        ({"steps": 13}, "steps"),
-        ({"noise_std": 0.0}, "noise_std"),
-        ({"diameter": -1.0}, "diameter"),
-    ):
-        refused(word, plan, **change)
+    bad = dict(stepsize=5.0, method="x", batch_size=3, steps=13, noise_std=0.0, diameter=-1.0)
+    for name, value in bad.items():
+        refused(name, plan, **{name: value})
     refused("batch_size", plan, "gd", batch_size=2)
     path = tmp_path / "plan.json"
     plan().save(path)

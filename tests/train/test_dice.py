@@ -220,14 +220,10 @@ def test_the_example_of_the_paper():
 def test_bad_input():
     rule_with(clip_norm=2.0**60)
     refused(r"clip_norm must be at most 1.153e\+18, got 3e\+25", rule_with, clip_norm=3e25)
-    for name, value, words in (
-        ("clip_norm", 0.0, "clip_norm"),
-        ("error_clip_norm", float("nan"), "error_clip_norm"),
-        ("noise_std", -1.0, "noise_std"),
-        ("batch_size", 0, "batch_size"),
-        ("noise_std", 1e12, "no grid fits"),
-    ):
-        refused(words, aggregate, **{name: value})
+    bad = dict(clip_norm=0.0, error_clip_norm=float("nan"), noise_std=-1.0, batch_size=0)
+    for name, value in bad.items():
+        refused(name, aggregate, **{name: value})
+    refused("no grid fits", aggregate, noise_std=1e12)
     rule = aggregate()
     state, rows = rule.init(tree(np.zeros(3))), tree(np.zeros((3, 3)))
     refused("mask", rule.update, rows, state)

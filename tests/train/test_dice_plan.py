@@ -102,9 +102,8 @@ def test_the_bound_and_the_overflow_together_are_at_most_delta():
     low, high = 0.9 * POISSON.noise_std, 1.1 * POISSON.noise_std
     for _ in range(60):
         middle = (low + high) / 2
-        low, high = (
-            (low, middle) if bound(middle) <= POISSON.delta - POISSON.overflow.delta / 2 else (middle, high)
-        )
+        fits = bound(middle) <= POISSON.delta - POISSON.overflow.delta / 2
+        low, high = (low, middle) if fits else (middle, high)
     assert POISSON.delta - POISSON.overflow.delta < bound(high) <= POISSON.delta
     assert not dataclasses.replace(POISSON, noise_std=high).certified
     assert bound(POISSON.noise_std) + POISSON.overflow.delta <= POISSON.delta and POISSON.certified
@@ -147,14 +146,9 @@ def test_refuses():
 
 
 def test_bad_plans():
-    for bad in [
-        {"batch_size": 61},
-        {"automatic": 1},
-        {"reset_every": 0},
-        {"delta": 0.0},
-        {"sampling": "cyclic"},
-    ]:
-        refused(next(iter(bad)), dataclasses.replace, PLAN, **bad)
+    bad = dict(batch_size=61, automatic=1, reset_every=0, delta=0.0, sampling="cyclic")
+    for name, value in bad.items():
+        refused(name, dataclasses.replace, PLAN, **{name: value})
 
 
 def test_what_the_bound_says_of_the_rule_that_runs():

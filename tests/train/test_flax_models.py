@@ -24,14 +24,7 @@ FEW = 4
 # Of norms, relative: activations of bfloat16 have 8 bits, which fused operations round at other places.
 MAX_OFF_OF = {"linen_lm_bfloat16": 2e-2}
 # Other masks are drawn in float64, or the recurrent state is float32.
-FLOAT32 = (
-    "linen_vae",
-    "linen_bidirectional_lstm",
-    "linen_gru",
-    "nnx_vit_dropout",
-    "nnx_vit_remat",
-    "linen_dropout",
-)
+FLOAT32 = "linen_vae linen_bidirectional_lstm linen_gru nnx_vit_dropout nnx_vit_remat linen_dropout".split()
 ONE_AT_A_TIME = ("linen_mixture_of_experts",)
 FAST = "linen_custom_rule"
 GRID = Grid(1.0, 20)

@@ -154,9 +154,8 @@ def test_a_sampled_canary_is_retired_whether_it_was_drawn_or_not():
 
 def step_of(covered, individual):
     """The step of a run that follows every example."""
-    private = privatize(
-        covered.mechanism, clip_norm=0.7, expected_batch_size=covered.expected_batch_size, key=KEYS[1]
-    )
+    sizes = dict(clip_norm=0.7, expected_batch_size=covered.expected_batch_size)
+    private = privatize(covered.mechanism, **sizes, key=KEYS[1])
     parts = follow(individual, covered, ArrayRows(data()), as_loss(loss), private, optax.sgd(0.05))
     return parts["step"]
 
@@ -204,9 +203,8 @@ def test_sampled_batches_are_filtered_and_resume_to_the_same_bits(tmp_path):
 def check_secrecy(folder, result):
     """Only the secret part of the folder holds individual values."""
     assert stat.S_IMODE((folder / "checkpoints").stat().st_mode) == 0o700
-    assert {path.name for path in folder.iterdir()} == {
-        *("run.json", "secret.json", "checkpoints", "private", "model", "result.json", "lock", ".gitignore")
-    }
+    names = "run.json secret.json checkpoints private model result.json lock .gitignore"
+    assert {path.name for path in folder.iterdir()} == set(names.split())
     stored = json.loads((folder / "result.json").read_text())
     fields = {"schema", "schema_version", "digest", *RunCard.__dataclass_fields__}
     assert set(stored) == fields and not stored["evaluation"]
@@ -279,12 +277,9 @@ def test_readmission_reaches_the_filter(probability, readmit):
 def test_refuses():
     for covered, options, message in REFUSED:
         refused(message, run, covered, **{"individual": IndividualAccounting()} | options)
-    for options, message in [
-        (dict(epsilon=1.0), "together"),
-        (dict(delta=1e-5), "together"),
-        (dict(epsilon=-1.0, delta=1e-5), "epsilon"),
-        (dict(epsilon=1.0, delta=0.0), "delta"),
-        (dict(order=8), "order"),
-        (dict(buckets=0), "buckets"),
-    ]:
-        refused(message, IndividualAccounting, **options)
+    for alone in (dict(epsilon=1.0), dict(delta=1e-5)):
+        refused("together", IndividualAccounting, **alone)
+    refused("epsilon", IndividualAccounting, epsilon=-1.0, delta=1e-5)
+    refused("delta", IndividualAccounting, epsilon=1.0, delta=0.0)
+    for name, value in dict(order=8, buckets=0).items():
+        refused(name, IndividualAccounting, **{name: value})

@@ -129,10 +129,8 @@ def test_secrets_are_for_the_owner_and_nowhere_else(tmp_path, capfd):
     shown = "".join((tmp_path / name).read_text() for name in ("run.json", "metrics.jsonl", "result.json"))
     shown += "".join(capfd.readouterr())
     assert not any(str(word) in shown for word in words if word > 10**6)
-    assert set().union(*(json.loads(line) for line in (tmp_path / "metrics.jsonl").open())) <= {
-        "step",
-        "evaluation",
-    }
+    lines = map(json.loads, (tmp_path / "metrics.jsonl").open())
+    assert set().union(*lines) <= {"step", "evaluation"}
     # Opened in the meantime: the next call closes them again.
     for name in reversed(closed):
         (tmp_path / name).chmod(0o777)
@@ -175,12 +173,9 @@ def test_fresh_noise_every_run():
 
 def test_evaluation_and_progress(tmp_path):
     seen = []
-    result = run(
-        out=tmp_path,
-        evaluate=lambda params: {"size": jnp.abs(params["w"]).sum(), "none": np.float64("nan")},
-        progress=lambda *a: seen.append(a),
-        checkpoint_every=5,
-    )
+    options = dict(out=tmp_path, progress=lambda *a: seen.append(a), checkpoint_every=5)
+    found = lambda params: {"size": jnp.abs(params["w"]).sum(), "none": np.float64("nan")}  # noqa: E731
+    result = run(evaluate=found, **options)
     assert seen[-1] == ("training", 12, 12)
     logged = [line for line in map(json.loads, (tmp_path / "metrics.jsonl").open()) if "evaluation" in line]
     assert [line["step"] for line in logged] == [5, 10]

@@ -48,10 +48,8 @@ OTHERS = {
     "lookahead": lambda f: f(SGD, 2, 0.5),
 }
 # What needs more than the noisy gradient -> words of the refusal.
-LOSS, NOISE = (
-    "no guarantee covers the loss or its gradient without noise",
-    "must not clip or add noise for privacy",
-)
+LOSS = "no guarantee covers the loss or its gradient without noise"
+NOISE = "must not clip or add noise for privacy"
 FAILS = "with the model's parameters; it raised|a gradient like the parameters alone: .*; it raised"
 OF_LOSS = "lbfgs polyak_sgd scale_by_polyak scale_by_backtracking_linesearch scale_by_zoom_linesearch momo"
 REFUSED = dict.fromkeys([*OF_LOSS.split(), "momo_adam", "reduce_on_plateau", "sophia"], LOSS) | {

@@ -54,11 +54,8 @@ def in_plan(**changed):
 
 
 def less_noise(folder):
-    edit(
-        folder / "plan.json",
-        lambda values: json_digest([values["claim"], values["evidence"]]),
-        claim=lambda claim: claim | {"noise_multiplier": 0.9},
-    )
+    digest = lambda values: json_digest([values["claim"], values["evidence"]])  # noqa: E731
+    edit(folder / "plan.json", digest, claim=lambda claim: claim | {"noise_multiplier": 0.9})
 
 
 def of_other(folder):

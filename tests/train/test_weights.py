@@ -54,11 +54,13 @@ def test_a_module(covered, tmp_path):
     refused(message, load_model, tmp_path / "run", {"w": jnp.zeros(3)})
 
 
-@pytest.mark.parametrize(
-    ("params", "function"), [(PARAMS, loss), (jnp.zeros(3, jnp.bfloat16), array_loss)], ids=["tree", "array"]
-)
+PYTREES = {"tree": (PARAMS, loss), "array": (jnp.zeros(3, jnp.bfloat16), array_loss)}
+
+
+@pytest.mark.parametrize("name", PYTREES)
 @pytest.mark.usefixtures("default_promotion")
-def test_a_pytree(params, function, covered, tmp_path):
+def test_a_pytree(name, covered, tmp_path):
+    params, function = PYTREES[name]
     result = fit(covered, params, function, data(), sgd(0.1, 2), out=tmp_path / "run")
     found = load_model(tmp_path / "run", params)
     chex.assert_trees_all_equal_structs(found, params)
@@ -71,11 +73,8 @@ def test_no_run(tmp_path):
 
 def test_names_with_separators_are_of_their_own(tmp_path):
     """A point or a slash in a name is no step into it."""
-    params = {
-        "a.b": jnp.zeros(2),
-        "a": {"b": jnp.ones(3), "c/d": jnp.full(2, 2.0)},
-        "a/c/d": jnp.full(1, 3.0),
-    }
+    params = {"a.b": jnp.zeros(2), "a": {"b": jnp.ones(3), "c/d": jnp.full(2, 2.0)}}
+    params |= {"a/c/d": jnp.full(1, 3.0)}
     params |= {"list": [jnp.full(2, 4.0), jnp.full(1, 5.0)], "list.0": jnp.full(3, 6.0)}
     save_model(tmp_path, params)
     like = jax.tree.map(jnp.zeros_like, params)
@@ -89,9 +88,8 @@ def test_names_with_separators_are_of_their_own(tmp_path):
 
 class Network(nnx.Module):
     def __init__(self, rngs, dtype=jnp.float32, width=3):
-        self.layers = nnx.List(
-            [nnx.Linear(width, 2, rngs=rngs, param_dtype=dtype), nnx.Linear(2, 1, rngs=rngs)]
-        )
+        first = nnx.Linear(width, 2, rngs=rngs, param_dtype=dtype)
+        self.layers = nnx.List([first, nnx.Linear(2, 1, rngs=rngs)])
         self.dropout = nnx.Dropout(0.5, rngs=rngs)
 
     def __call__(self, x):
@@ -106,12 +104,9 @@ def network(**options):
 
 def weights() -> dict[str, np.ndarray]:
     generator = np.random.default_rng(5)
-    shapes = {
-        "layers.0.kernel": (3, 2),
-        "layers.0.bias": (2,),
-        "layers.1.kernel": (2, 1),
-        "layers.1.bias": (1,),
-    }
+    sizes = (3, 2), (2, 1)
+    shapes = {f"layers.{at}.kernel": size for at, size in enumerate(sizes)}
+    shapes |= {f"layers.{at}.bias": size[1:] for at, size in enumerate(sizes)}
     return {name: generator.normal(size=shape).astype(np.float32) for name, shape in shapes.items()}
 
 

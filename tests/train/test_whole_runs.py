@@ -119,17 +119,12 @@ def flat_loss(params, example):
     return 0.0 * loss(params, example)
 
 
-@pytest.mark.parametrize(
-    ("given", "words", "dice"),
-    [
-        (undefined, "no example of the first 10 steps had a finite loss", False),
-        (undefined, "no example of the first 10 steps had a finite loss", True),
-        (flat_loss, "all gradients of the first 10 steps are zero", False),
-    ],
-)
-def test_a_run_that_trains_on_nothing_is_named_once(given, words, dice, tmp_path, caplog):
+@pytest.mark.parametrize(("given", "dice"), [(undefined, False), (undefined, True), (flat_loss, False)])
+def test_a_run_that_trains_on_nothing_is_named_once(given, dice, tmp_path, caplog):
     """In the operator's log alone; the run ends as any other, and no file that is published differs."""
-    seen = []
+    seen, words = [], "no example of the first 10 steps had a finite loss"
+    if given is flat_loss:
+        words = "all gradients of the first 10 steps are zero"
     covered = DICE if dice else plan("poisson", dataset_size=ROWS, rate=0.5)
     with caplog.at_level(logging.WARNING, "jaxacct.train"):
         run(plan=covered, loss=given, out=tmp_path, callback=lambda step, info: seen.append(info))

@@ -46,9 +46,8 @@ STRATEGY = BandedToeplitz.square_root(4)
 
 
 def certified_plan(dataset_size: int) -> Plan:
-    certain = dict(
-        noise_multiplier=SIGMA, key=jax.random.key(5), options=CalibrationOptions(proposal="plain")
-    )
+    options = CalibrationOptions(proposal="plain")
+    certain = dict(noise_multiplier=SIGMA, key=jax.random.key(5), options=options)
     return calibrate(SCHEME, STRATEGY, epsilon=EPSILON, delta=DELTA, dataset_size=dataset_size, **certain)
 
 

@@ -74,13 +74,10 @@ def most_often(coins, guesses, right, epsilon, delta):
         above[i, rows, excess + rows] = -1
         sums[i, excess : excess + n] = 1
     ones = np.kron(np.eye(len(inputs)), np.ones(n))
-    found = scipy.optimize.linprog(
-        -gain,
-        A_ub=np.concatenate([above.reshape(-1, len(gain)), sums]),
-        b_ub=np.repeat([0.0, delta], [len(pairs) * n, len(pairs)]),
-        A_eq=np.pad(ones, ((0, 0), (0, len(gain) - size))),
-        b_eq=np.ones(len(inputs)),
-    )
+    upper = np.concatenate([above.reshape(-1, len(gain)), sums])
+    limits = np.repeat([0.0, delta], [len(pairs) * n, len(pairs)])
+    equal = np.pad(ones, ((0, 0), (0, len(gain) - size)))
+    found = scipy.optimize.linprog(-gain, upper, limits, equal, np.ones(len(inputs)))
     assert found.status == 0
     return -found.fun
 

@@ -55,14 +55,13 @@ def plant(monkeypatch, less: float, clips: float = 1) -> None:
     monkeypatch.setattr(bandmf, "privatize", broken)
 
 
-@pytest.mark.parametrize(
-    "fault",
-    [None, (4,), pytest.param((10, 10), marks=pytest.mark.slow)],
-    ids=["honest", "noise", "clipping"],
-)
-def test_planted_faults_are_found_and_nothing_else(fault, monkeypatch):
+FAULTS = {"honest": None, "noise": (4,), "clipping": (10, 10)}
+
+
+@pytest.mark.parametrize("name", ["honest", "noise", pytest.param("clipping", marks=pytest.mark.slow)])
+def test_planted_faults_are_found_and_nothing_else(name, monkeypatch):
     """A quarter of the noise, and no clipping below ten clip norms with the noise of one."""
-    if fault:
+    if fault := FAULTS[name]:
         plant(monkeypatch, *fault)
     found = audit(**given(), plan=PLAN, keys=KEYS, clip_norm=CLIP)
     assert found.contradicts == (fault is not None), found.statement()
@@ -111,9 +110,8 @@ def test_a_canary_moves_its_coordinate_by_the_clip_norm_and_all_others_nothing(n
     data = {"x": np.ones((40, 3), np.float32), "y": np.arange(40, dtype=np.float32)}
     params = {"b": jnp.zeros(()), "w": jnp.zeros((3, 2))}
     functional, params = Request(params, jittered, data, options=TrainOptions(loss_key=3)).functional()
-    options = TrainOptions(
-        keys=KEYS, progress=False, normalize=normalize, microbatch_size=8, prefetch=0, verify=False
-    )
+    options = dict(keys=KEYS, progress=False, normalize=normalize, microbatch_size=8)
+    options = TrainOptions(**options, prefetch=0, verify=False)
     setting = canaries.Setting(covered, functional, params, as_rows(data), CLIP, options)
     canary_of = np.full(40, canaries.REAL, np.int32)
     canary_of[:3] = 4, canaries.SILENT, 2
@@ -137,9 +135,8 @@ def test_what_is_released_becomes_outputs_by_the_matrix():
     inverse = BandedInverse.bisr(iterations=6, bands=3)
     coefficients, of_inverse = inverse.noise_recursion()
     assert of_inverse
-    matrix = np.linalg.inv(
-        scipy.linalg.toeplitz(np.pad(coefficients, (0, 6 - len(coefficients))), np.zeros(6))
-    )
+    column = np.pad(coefficients, (0, 6 - len(coefficients)))
+    matrix = np.linalg.inv(scipy.linalg.toeplitz(column, np.zeros(6)))
     np.testing.assert_allclose(outputs(Mechanism(scheme, inverse, 1.0), released), released @ matrix.T)
 
 
@@ -214,7 +211,6 @@ def test_the_command(tmp_path, capsys, monkeypatch):
 def test_the_command_on_digits(tmp_path, capsys):
     """As it comes, in some fifteen seconds."""
     plan(dataset_size=1440, iterations=24, rate=0.2, sigma=6.0, epsilon=4.0).save(tmp_path / "plan.json")
-    code, out, _ = commands.command(
-        capsys, "audit", "--plan", tmp_path / "plan.json", "--out", tmp_path / "found.json"
-    )
+    words = "--plan", tmp_path / "plan.json", "--out", tmp_path / "found.json"
+    code, out, _ = commands.command(capsys, "audit", *words)
     assert code == 0 and "one-run audit, 960" in out

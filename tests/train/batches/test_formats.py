@@ -168,9 +168,8 @@ def test_mnist_from_a_folder(tmp_path):
         (tmp_path / f"{name}-labels-idx1-ubyte").write_bytes(idx(labels))
     split = load("mnist", tmp_path)
     found = split.test.take(np.array([4, 1]), 3)
-    np.testing.assert_array_equal(
-        found["inputs"][:2, ..., 0], images[[4, 1]].astype(np.float32) / np.float32(255)
-    )
+    expected = images[[4, 1]].astype(np.float32) / np.float32(255)
+    np.testing.assert_array_equal(found["inputs"][:2, ..., 0], expected)
     assert found["labels"].tolist() == [1, 9, 0] and len(split.train) == 5 and split.num_classes == 10
     path = tmp_path / "t10k-labels-idx1-ubyte"
     for bad, word in (

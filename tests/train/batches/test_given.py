@@ -96,14 +96,8 @@ def one_key(monkeypatch):
 @pytest.mark.usefixtures("one_key")
 def test_all_loaders_train_the_same_bits():
     ids = shuffled()
-    found = [
-        run(ids),
-        run(list(ids)),
-        run(each for each in ids),
-        run(StandInLoader(ids)),
-        run(grain_loader(ids)),
-        run(ids.astype(np.uint16), prefetch=0),
-    ]
+    loaders = ids, list(ids), (each for each in ids), StandInLoader(ids), grain_loader(ids)
+    found = [*map(run, loaders), run(ids.astype(np.uint16), prefetch=0)]
     for other in found[1:]:
         np.testing.assert_array_equal(flat(other), flat(found[0]))
     assert not np.array_equal(flat(run(shuffled(1))), flat(found[0]))
@@ -261,9 +255,8 @@ def test_absent_examples_leave_their_places_empty():
     absent = plan_of(Mechanism(SCHEME, BandedToeplitz.identity(), 0.5, "add-or-remove-one"), ROWS)
     rows = data()
     fewer = {name: each[:18] for name, each in rows.items()}
-    zeros = {
-        name: each * (np.arange(ROWS) < 18).reshape(-1, *[1] * (each.ndim - 1)) for name, each in rows.items()
-    }
+    there = np.arange(ROWS) < 18
+    zeros = {"x": rows["x"] * there[:, None], "y": rows["y"] * there}
     for batches in (shuffled(), None):
         missing = run(batches, plan=absent, rows=fewer)
         # A row of zeros has a gradient in b alone; of one with loss 0 it is zero.

@@ -121,7 +121,6 @@ def test_fresh_keys_differ_and_batches_with_them():
 
 def test_tiny_data_sets():
     assert participation(BMinSep(9, 4, 1.0, False), 1).tolist() == [[1, 0, 0, 0, 1, 0, 0, 0, 1]]
-    counts = collections.Counter(
-        participation(BallsInBins(4, 4), 1, (run, 0, 0, 0)).argmax() for run in range(400)
-    )
+    runs = (participation(BallsInBins(4, 4), 1, (run, 0, 0, 0)) for run in range(400))
+    counts = collections.Counter(drawn.argmax() for drawn in runs)
     assert stats.chisquare([counts[i] for i in range(4)]).pvalue > FALSE_ALARM

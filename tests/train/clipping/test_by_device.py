@@ -51,9 +51,8 @@ def meshes():
     """Four devices in a row, eight in two."""
     devices = np.array(jax.devices())
     assert devices.size == 8
-    return jax.sharding.Mesh(devices[:4], ("data",)), jax.sharding.Mesh(
-        devices.reshape(2, 4), ("host", "data")
-    )
+    row, two = devices[:4], devices.reshape(2, 4)
+    return jax.sharding.Mesh(row, ("data",)), jax.sharding.Mesh(two, ("host", "data"))
 
 
 def on(mesh, tree, *axes):

@@ -169,13 +169,10 @@ def distance(found, rows) -> float:
 FLOAT32 = 1e-4  # what rounding of the release to float32 adds in clip norms
 
 
-@pytest.mark.parametrize(
-    ("way", "kind"),
-    [
-        *((way, "per_example") for way in (ensemble, steps_in_a_scan, program_of_constants)),
-        (steps_in_a_scan, "ghost"),
-    ],
-)
+STEPS = [(way, "per_example") for way in (ensemble, steps_in_a_scan, program_of_constants)]
+
+
+@pytest.mark.parametrize(("way", "kind"), [*STEPS, (steps_in_a_scan, "ghost")])
 def test_no_row_moves_a_step_by_more_than_the_clip_norm(way, kind):
     assert distance(way(kind), cancelling(3)) <= 1 + FLOAT32
 

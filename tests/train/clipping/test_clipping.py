@@ -107,9 +107,7 @@ def test_sensitivity(seed, normalize):
         with_it, without = (
             summed(clip_norm, normalize)(params, batch, mask)[1] for mask in (first | other, other)
         )
-        moved = jax.tree.map(
-            lambda a, b: np.asarray(a, np.float64) - np.asarray(b, np.float64), with_it, without
-        )
+        moved = jax.tree.map(lambda a, b: np.subtract(a, b, dtype=np.float64), with_it, without)
         assert float64_norm(moved) <= clip_norm
         if scale == 1e4:
             assert float64_norm(moved) > clip_norm * (0.95 if normalize and clip_norm > 1 else 0.01)
@@ -192,9 +190,8 @@ def test_every_power_of_two_is_clipped(dtype, jitted):
         long = powers >= 1.0
         assert (squares[long] >= (0.998 * 2.0**40 if not normalize else 0.97 * 2.0**40)).all()
         finite = np.asarray(norms)[np.isfinite(norms)]
-        np.testing.assert_allclose(
-            finite, (powers * np.sqrt(entries))[: len(finite)], rtol=1e-6, atol=np.sqrt(entries) * 2.0**-126
-        )
+        expected, atol = powers * np.sqrt(entries), np.sqrt(entries) * 2.0**-126
+        np.testing.assert_allclose(finite, expected[: len(finite)], rtol=1e-6, atol=atol)
 
 
 def test_the_guard_refuses_what_scaling_got_wrong(monkeypatch):
@@ -234,9 +231,8 @@ def test_no_work_for_padding_and_the_same_bits(key):
         return loss(params, example)
 
     def summed(skip_padding):
-        found = functools.partial(
-            clipped_gradient_sum, grid=GRID, microbatch_size=4, skip_padding=skip_padding
-        )
+        options = dict(grid=GRID, microbatch_size=4, skip_padding=skip_padding)
+        found = functools.partial(clipped_gradient_sum, **options)
         return jax.jit(lambda mask: found(counted, params, batch, mask))
 
     skipping, constant = summed(True), summed(False)

@@ -129,9 +129,8 @@ def test_every_kind_of_layer(exact_products):
         # On a GPU a number that `half` gives to later layers may be rounded to the other bfloat16.
         others = 2e-3 if jax.default_backend() == "cpu" else 2**-8
         rough = 2e-2 if path.startswith("half") else others
-        np.testing.assert_allclose(
-            a, expected, rtol=rough, atol=rough * abs(expected).max() + 1e-5, err_msg=path
-        )
+        atol = rough * abs(expected).max() + 1e-5
+        np.testing.assert_allclose(a, expected, rtol=rough, atol=atol, err_msg=path)
 
 
 HEIGHT, WIDTH = 5, 8
@@ -418,10 +417,8 @@ def test_complex_numbers_are_refused_by_whatever_would_drop_a_part():
 
 
 def written_down(positions: int, inputs: int, outputs: int, heads: int = 1) -> bool:
-    given = [
-        SimpleNamespace(aval=np.broadcast_to(0.0, shape))
-        for shape in ((heads, positions, inputs), (heads, inputs, outputs))
-    ]
+    shapes = (heads, positions, inputs), (heads, inputs, outputs)
+    given = [SimpleNamespace(aval=np.broadcast_to(0.0, shape)) for shape in shapes]
     eqn = SimpleNamespace(invars=given, params={"dimension_numbers": (((2,), (1,)), ((0,), (0,)))})
     return parts.is_written_down(Product(eqn, 1))
 

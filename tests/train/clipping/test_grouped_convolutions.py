@@ -30,10 +30,8 @@ def convolved(kernel, image, groups=2, layout="NHWC", **options):
     options = {"window_strides": (1, 1), "padding": "SAME"} | options
     kernel = kernel if layout == "NHWC" else kernel.transpose(3, 2, 0, 1)
     image = image[None] if layout == "NHWC" else image.transpose(2, 0, 1)[None]
-    numbers = LAYOUTS[layout]
-    out = lax.conv_general_dilated(
-        image, kernel, dimension_numbers=numbers, feature_group_count=groups, **options
-    )
+    options |= dict(dimension_numbers=LAYOUTS[layout], feature_group_count=groups)
+    out = lax.conv_general_dilated(image, kernel, **options)
     return jnp.sum(jnp.sin(out))
 
 
@@ -65,9 +63,8 @@ def test_the_gradient_is_that_of_jax_and_rows_stay_apart(name):
     gradient = jax.grad(loss)
     together = jax.jit(jax.vmap(without_batch_groups(gradient), (None, 0)))
     found = together(weights, IMAGES)
-    np.testing.assert_allclose(
-        found, jax.jit(jax.vmap(gradient, (None, 0)))(weights, IMAGES), rtol=2e-4, atol=2e-4
-    )
+    expected = jax.jit(jax.vmap(gradient, (None, 0)))(weights, IMAGES)
+    np.testing.assert_allclose(found, expected, rtol=2e-4, atol=2e-4)
     for bad, at in ((np.nan, 0), (np.inf, 2), (3e38, 1)):
         images = IMAGES.copy()
         images[at] = bad
@@ -88,13 +85,8 @@ def test_plain_vmap_mixes_rows():
 @pytest.mark.parametrize("micro", [2, 4])
 def test_one_example_moves_no_other_in_a_clipped_sum(sum_of, micro):
     loss, weights = LOSSES["rematerialised"]  # which ghost clipping has no fast way for
-    summed = jax.jit(
-        lambda images: (
-            sum_of(
-                loss, jnp.asarray(weights), images, np.ones(ROWS, bool), grid=GRID, microbatch_size=micro
-            ).norms
-        )
-    )
+    given, options = (loss, jnp.asarray(weights)), dict(grid=GRID, microbatch_size=micro)
+    summed = jax.jit(lambda images: sum_of(*given, images, np.ones(ROWS, bool), **options).norms)
     # On CPUs XLA leaves convolutions within loops as they are, so its input is tested, too.
     assert set(re.findall(r"batch_group_count = (\d+)", summed.lower(IMAGES).as_text())) == {"1"}
     honest = summed(IMAGES)

@@ -90,16 +90,12 @@ def attack_p_value(kind, dtype, strategy) -> float:
 
 
 THREE = BandedToeplitz.square_root(3)
-SETTINGS = [
-    ("per_example", jnp.bfloat16, BandedInverse.bisr(iterations=3, bands=2)),
-    *(
-        pytest.param(*setting, marks=pytest.mark.slow)
-        for setting in (
-            ("per_example", jnp.float32, BufferedToeplitz((0.95, 0.4), (0.2, 0.3), 3)),
-            ("ghost", jnp.bfloat16, THREE),
-        )
-    ),
-]
+SLOW = (
+    ("per_example", jnp.float32, BufferedToeplitz((0.95, 0.4), (0.2, 0.3), 3)),
+    ("ghost", jnp.bfloat16, THREE),
+)
+SETTINGS = [("per_example", jnp.bfloat16, BandedInverse.bisr(iterations=3, bands=2))]
+SETTINGS += [pytest.param(*setting, marks=pytest.mark.slow) for setting in SLOW]
 
 
 @pytest.mark.parametrize(("kind", "dtype", "strategy"), SETTINGS)

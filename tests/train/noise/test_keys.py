@@ -168,13 +168,10 @@ def test_a_run_that_has_shown_nothing_begins_again(tmp_path):
     assert run(out=tmp_path, checkpoint_every=4).steps == 12
 
 
-@pytest.mark.parametrize(
-    "model",
-    [
-        {"a": [jnp.float32(2), np.float32([[3, 2]])], "b": {"c": jnp.ones(4, jnp.bfloat16)}},
-        jnp.arange(5.0),
-    ],
-)
+TREE = {"a": [jnp.float32(2), np.float32([[3, 2]])], "b": {"c": jnp.ones(4, jnp.bfloat16)}}
+
+
+@pytest.mark.parametrize("model", [TREE, jnp.arange(5.0)], ids=["tree", "array"])
 def test_a_published_model_is_a_function_of_its_parameters(model, tmp_path):
     """The same bytes at another time in another folder: no times, no paths, no names drawn at random."""
     for name in ("one", "another/place"):
@@ -203,6 +200,5 @@ def test_others_see_nothing_of_the_private_log(finished):
     for path in [finished / "model", *(finished / "model").rglob("*")]:
         assert stat.S_IMODE(path.stat().st_mode) & 0o444 == 0o444 & ~mask
     published = content(finished / "model") | {"result": (finished / "result.json").read_bytes()}
-    assert not any(
-        re.search(rb"timestamp_nsecs|(?<![.0-9])[0-9]{16}\b(?![.])", text) for text in published.values()
-    )
+    times = rb"timestamp_nsecs|(?<![.0-9])[0-9]{16}\b(?![.])"
+    assert not any(re.search(times, text) for text in published.values())

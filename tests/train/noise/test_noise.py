@@ -38,9 +38,8 @@ def run(strategy, steps, params=PARAMS, key=KEY):
     step = jax.jit(lambda state: noise.draw(strategy, LEVELS, state, params))
     w, z = [], []
     for t in range(steps):
-        z.append(
-            flat(normals.normals_of(state.key, t, [jnp.shape(leaf) for leaf in jax.tree.leaves(params)]))
-        )
+        shapes = [jnp.shape(leaf) for leaf in jax.tree.leaves(params)]
+        z.append(flat(normals.normals_of(state.key, t, shapes)))
         drawn, state = step(state)
         w.append(flat(drawn))
     return np.stack(w), np.stack(z)
@@ -158,9 +157,8 @@ def test_every_parameter_has_blocks_of_its_own():
         assert len(np.unique(np.concatenate([[], *drawn]))) == sum(sizes)
         begin = 0
         for part in drawn:
-            np.testing.assert_array_equal(
-                part, normals.standard_normals(KEY, 3, 48)[begin : begin + part.size]
-            )
+            whole = normals.standard_normals(KEY, 3, 48)
+            np.testing.assert_array_equal(part, whole[begin : begin + part.size])
             begin += -(-part.size // 8) * 8
 
 
