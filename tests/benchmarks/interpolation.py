@@ -116,10 +116,8 @@ def sgd_epsilon(epochs: int) -> float:
 
 def tables() -> int:
     report, epochs = Report(), (50, 100, 200)
-    mus = {
-        "composition": [tradeoff.composition_gdp(2 / 3, E) for E in epochs],
-        "sgd": [tradeoff.subsampled_gdp_clt(0.025, 40 * E, 2 / 3) for E in epochs],
-    }
+    mus = {"composition": [tradeoff.composition_gdp(2 / 3, E) for E in epochs]}
+    mus["sgd"] = [tradeoff.subsampled_gdp_clt(0.025, 40 * E, 2 / 3) for E in epochs]
     mus |= {decay: [mnist_mu(decay, E) for E in epochs] for decay in (0.002, 0.004)}
     report.table("table 3: mu, MNIST, epochs 50, 100, 200", TABLE_3, 2, mus.get)
     epsilons = {str(name): list(map(epsilon_of, row)) for name, row in mus.items()}

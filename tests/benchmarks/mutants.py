@@ -39,7 +39,6 @@ def files_in(folder: str, names: str) -> list[str]:
 BOUNDS, OF_LOSSES, MIXTURES = files_in("statistics", "bounds composed_losses gaussian_mixtures")
 GUARDS, VERIFY, PLAN, COMPOSED = files_in("core", "guards verify plan composed")
 EVIDENCE, SCHEMES, ACCOUNTANTS = files_in("conformance", "certificates schemes accountants")
-PROTOCOL = ACCOUNTANTS
 DISTRIBUTIONS, TABLES = "tests/schemes", "tests/schemes/test_table.py"
 PARTICIPATION_TESTS, INTERPOLATION = files_in("accountants/tradeoff", "participation interpolation")
 EXTREMES = " ".join(files_in("accountants/tradeoff", "extremes command"))
@@ -54,7 +53,6 @@ CHECKER, PEERS = "tests/checker/test_checker.py", "tests/interoperation/test_int
 WHOLE, BOUND, LIMITS, INTERRUPTIONS = files_in("train", "whole_runs bound_arguments limits interruptions")
 LOOP, FOLLOWED_TESTS, DICE, ARGUMENTS = files_in("train", "loop individual dice bad_inputs")
 CONVEX, BATCHES, SHARDED = files_in("train", "convex batch_clipping sharded")
-BY_DEVICE = SHARDED
 SAMPLER, TWICE, GRAPHS = files_in("train/batches", "sampler given attribution")
 ROWS, PREFETCHED = files_in("train/batches", "sources prefetch")
 NOISE, KEYS, GPU_TESTS = files_in("train/noise", "noise keys gpu_keystream")
@@ -313,23 +311,23 @@ MUTANTS = [
     Mutant("train/clipping/parts.py", "at[at].add(values))(first, right)", "at[at].set(values))(first, right)", "tests/train/clipping/test_lookups.py"),
     Mutant("train/clipping/ghost.py", "target / (bound + 0.01)", "target / bound", GHOST),
     # Rows over devices.
-    Mutant("train/clipping/grid.py", "totals = over.added(totals, fine)", "totals = jax.tree.map(fine, totals)", BY_DEVICE),
+    Mutant("train/clipping/grid.py", "totals = over.added(totals, fine)", "totals = jax.tree.map(fine, totals)", SHARDED),
     Mutant("train/clipping/grid.py", "else over.all(fits)", "else fits", SHARDED),
     Mutant("train/procedures/by_device.py", "axis_index(axes) * part[at]", "axis_index(axes) * 0", SHARDED),
     Mutant("train/procedures/by_device.py", "if own != other:", "if False:", SHARDED),
     Mutant("train/procedures/by_device.py", "np.shape(leaf)[at] % number", "False", SHARDED),
     Mutant("train/noise/normals.py", "if before:", "if False:", SHARDED),
     Mutant("train/procedures/step.py", "specs=of_params, **followed)", "**followed)", SHARDED),
-    Mutant("train/clipping/grid.py", "jnp.round(leaf.astype(jnp.float64) / DEVICE_UNIT) * DEVICE_UNIT", "jnp.round(leaf.astype(jnp.float64) * DEVICE_UNIT)", BY_DEVICE),
+    Mutant("train/clipping/grid.py", "jnp.round(leaf.astype(jnp.float64) / DEVICE_UNIT) * DEVICE_UNIT", "jnp.round(leaf.astype(jnp.float64) * DEVICE_UNIT)", SHARDED),
     Mutant("train/clipping/ghost.py", " * (1 + devices * DEVICE_UNIT)", "", GHOST),
     Mutant("train/clipping/ghost.py", "depth, alone, devices)", "depth, alone)", GHOST),
-    Mutant("train/procedures/by_device.py", "    if mesh is None:\n\n", "    if True:\n\n", BY_DEVICE),
-    Mutant("train/procedures/by_device.py", "in_specs=(same, sharded, along)", "in_specs=(same, sharded, same)", BY_DEVICE),
-    Mutant("train/procedures/by_device.py", "mesh=mesh, check_vma=False, **laid_out", "mesh=mesh, **laid_out", BY_DEVICE),
-    Mutant("train/procedures/by_device.py", "        if number > 1:", "        if False:", BY_DEVICE),
-    Mutant("train/procedures/by_device.py", "if size % mesh.size:", "if False:", BY_DEVICE),
-    Mutant("train/clipping/per_example.py", "pieces = Microbatches(own,", "pieces = Microbatches(2 * own,", BY_DEVICE),
-    Mutant("train/procedures/step.py", "mesh=mesh, equal_rows", "equal_rows", BY_DEVICE),
+    Mutant("train/procedures/by_device.py", "    if mesh is None:\n\n", "    if True:\n\n", SHARDED),
+    Mutant("train/procedures/by_device.py", "in_specs=(same, sharded, along)", "in_specs=(same, sharded, same)", SHARDED),
+    Mutant("train/procedures/by_device.py", "mesh=mesh, check_vma=False, **laid_out", "mesh=mesh, **laid_out", SHARDED),
+    Mutant("train/procedures/by_device.py", "        if number > 1:", "        if False:", SHARDED),
+    Mutant("train/procedures/by_device.py", "if size % mesh.size:", "if False:", SHARDED),
+    Mutant("train/clipping/per_example.py", "pieces = Microbatches(own,", "pieces = Microbatches(2 * own,", SHARDED),
+    Mutant("train/procedures/step.py", "mesh=mesh, equal_rows", "equal_rows", SHARDED),
     Mutant("train/clipping/equations.py", " or not _is_real(*eqn.invars, *eqn.outvars):", ":", GHOST),
     Mutant("train/clipping/parts.py", 'check_real("a part of a gradient", array)', "pass", GHOST),
     Mutant("train/clipping/per_example.py", 'check_real("gradient", gradient)', "pass", GHOST),

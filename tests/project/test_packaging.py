@@ -60,9 +60,8 @@ def test_the_lowest_versions_are_the_declared_ones():
         name, bound = re.match(r"([a-z\-]+)(?:\[[^\]]*\])?(?:>=([\d.]+))?", requirement).groups()
         if bound:
             declared[name] = bound
-    pinned = dict(
-        line.split("==") for line in (ROOT / ".ci" / "lowest.txt").read_text().splitlines() if "==" in line
-    )
+    lines = (ROOT / ".ci" / "lowest.txt").read_text().splitlines()
+    pinned = dict(line.split("==") for line in lines if "==" in line)
     assert set(declared) <= set(pinned)
     for name, bound in declared.items():
         assert pinned[name] == bound or pinned[name].startswith(f"{bound}."), name

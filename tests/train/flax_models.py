@@ -54,10 +54,8 @@ def model(make):
 
 
 def _labels(generator, number):
-    return {
-        "y": generator.integers(0, CLASSES, number).astype(np.int32),
-        "number": np.arange(number, dtype=np.int32),
-    }
+    y = generator.integers(0, CLASSES, number).astype(np.int32)
+    return {"y": y, "number": np.arange(number, dtype=np.int32)}
 
 
 def images(size=12, channels=1, number=ROWS):
@@ -166,9 +164,8 @@ class Standardized(linen.Module):
     def __call__(self, x):
         shape = (self.window, self.window, x.shape[-1], self.features)
         kernel = self.param("kernel", linen.initializers.he_normal(), shape)
-        kernel = (kernel - kernel.mean((0, 1, 2))) * lax.rsqrt(
-            kernel.var((0, 1, 2)) * kernel[..., 0].size + 1e-4
-        )
+        spread = kernel.var((0, 1, 2)) * kernel[..., 0].size
+        kernel = (kernel - kernel.mean((0, 1, 2))) * lax.rsqrt(spread + 1e-4)
         strides, layouts = (self.stride, self.stride), ("NHWC", "HWIO", "NHWC")
         return lax.conv_general_dilated(x, kernel, strides, "SAME", dimension_numbers=layouts)
 

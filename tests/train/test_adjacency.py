@@ -53,12 +53,8 @@ def test_the_noise_and_the_divisor_are_those_of_the_stated_size():
 
 
 def test_other_sizes_are_refused():
-    for adjacency, rows in (
-        ("add-or-remove-one", ROWS + 1),
-        ("zero-out", ROWS - 1),
-        ("zero-out", ROWS + 1),
-        ("replace-one", ROWS - 1),
-    ):
+    for adjacency, more in (("add-or-remove-one", 1), ("zero-out", -1), ("zero-out", 1), ("replace-one", -1)):
+        rows = ROWS + more
         plan = covered(adjacency)
         refused("data must have the plan's dataset_size 60 rows", run, plan=plan, data=data(rows))
         refused("dataset_size must be the plan's 60", Sampler.from_plan, plan, KEYS[0], dataset_size=rows)

@@ -265,9 +265,8 @@ def test_the_error_of_a_loss_keeps_its_traceback():
 def test_an_array_beside_parameters_is_warned_of():
     """It is not trained, unless the caller says that this is meant."""
     given = GIVEN | dict(model=Raw(True), loss=squared)
-    with pytest.warns(
-        UserWarning, match="trained in part, and has the array w outside of variables: make it an"
-    ):
+    message = "trained in part, and has the array w outside of variables: make it an"
+    with pytest.warns(UserWarning, match=message):
         fit(**given)
     with warnings.catch_warnings():
         warnings.simplefilter("error")

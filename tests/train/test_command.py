@@ -35,10 +35,8 @@ def test_every_kind_of_plan_has_a_procedure():
 
 
 SIZES = dict(dataset_size=1440, batch_size=36, iterations=4, clip_norm=1.0, error_clip_norm=0.1)
-KINDS = {
-    "dice": (DicePlan.calibrate(8.0, 1e-5, **SIZES), "DiceSGD, 4 steps of 36 examples"),
-    "general": (GENERAL, "batch clipping, shuffling"),
-}
+DICE = DicePlan.calibrate(8.0, 1e-5, **SIZES)
+KINDS = {"dice": (DICE, "DiceSGD, 4 steps of 36 examples"), "general": (GENERAL, "batch clipping, shuffling")}
 
 
 @pytest.mark.parametrize("kind", ["dice", pytest.param("general", marks=pytest.mark.slow)])

@@ -87,9 +87,8 @@ def test_noise():
 
 
 def test_secrets_do_not_leave():
-    rule, other = (
-        dice_sgd(0.1, clip_norm=1.0, error_clip_norm=1.0, noise_std=1.0, batch_size=2) for _ in range(2)
-    )
+    sizes = dict(clip_norm=1.0, error_clip_norm=1.0, noise_std=1.0, batch_size=2)
+    rule, other = (dice_sgd(0.1, **sizes) for _ in range(2))
     params = tree(np.zeros(3))
     state = rule.init(params)
     _, state = jax.jit(rule.update)(tree([[3, 4, 12], [0.3, 0, 0.4]]), state, params)
@@ -181,9 +180,8 @@ def test_what_is_fed_back_comes_out_of_the_loop(monkeypatch):
 
 def path(gradients, start, steps, *, rate, batch_size, c1=1.0, c2=1.0, **options):
     """((steps, ...) x, (steps, ...) e) after each step; `gradients(x)` has one row an example."""
-    rule = dice_sgd(
-        rate, clip_norm=c1, error_clip_norm=c2, noise_std=0.0, batch_size=batch_size, key=KEY, **options
-    )
+    sizes = dict(clip_norm=c1, error_clip_norm=c2, noise_std=0.0, batch_size=batch_size)
+    rule = dice_sgd(rate, **sizes, key=KEY, **options)
     x = jnp.asarray(start, jnp.float32)
 
     @jax.jit

@@ -176,9 +176,8 @@ def test_examples_of_unknown_primitives_are_computed_one_at_a_time(monkeypatch):
     monkeypatch.setattr(rows_apart, "_alone", lambda: known | {made})
 
     def of_one_group(params, example):
-        product = jax.lax.ragged_dot(
-            made.bind(example["x"])[None], params["w"][None, :, None], jnp.ones(1, int)
-        )
+        x, w = made.bind(example["x"])[None], params["w"][None, :, None]
+        product = jax.lax.ragged_dot(x, w, jnp.ones(1, int))
         return (product[0, 0] + params["b"] - example["y"]) ** 2
 
     with pytest.warns(UserWarning, match="are computed one at a time"):

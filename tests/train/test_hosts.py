@@ -77,9 +77,8 @@ def test_keys_are_shared_and_fresh():
 
 
 # Mode -> what each process says.
-DIFFERENT = {
-    each: 2 * [f"{each} must be the same on all processes, was different"] for each in ("data", "model")
-}
+SAME = "{} must be the same on all processes, was different"
+DIFFERENT = {each: 2 * [SAME.format(each)] for each in ("data", "model")}
 DIFFERENT |= {
     "partial": 2 * ["mesh must have devices of all 2 processes, had those of "],
     "alone": [

@@ -63,21 +63,17 @@ def wide(params, example):
 
 
 SUMS = BufferedToeplitz((0.9, 0.4), (0.3, 0.2), 12)
+HALF = dict(model={"w": jnp.zeros((3, 400), jnp.bfloat16)}, loss=wide, optimizer=optax.sgd(0.05, 0.9))
+CUT = plan("poisson", dataset_size=ROWS, rate=0.5, truncation_delta=1e-6, max_batch_size=20)
 # Options of a run, and the step in which it crashes.
 RESUMED = {
     "adam": (dict(optimizer=optax.adam(0.1)), 0),
     "running sums": (dict(plan=plan(dataset_size=ROWS, strategy=SUMS), optimizer=optax.adam(0.1)), 8),
     "average": (dict(average=0.7), 5),
     # Momentum began in bfloat16 and went on in float32; restored into the first, it was rounded.
-    "bfloat16": (
-        dict(model={"w": jnp.zeros((3, 400), jnp.bfloat16)}, loss=wide, optimizer=optax.sgd(0.05, 0.9)),
-        7,
-    ),
+    "bfloat16": (HALF, 7),
     # Half of the batches are larger than the maximum: they are cut with `out` and after a crash, too.
-    "truncated batches": (
-        dict(plan=plan("poisson", dataset_size=ROWS, rate=0.5, truncation_delta=1e-6, max_batch_size=20)),
-        9,
-    ),
+    "truncated batches": (dict(plan=CUT), 9),
 }
 
 

@@ -39,6 +39,7 @@ def covered():
 
 
 def test_a_module(covered, tmp_path):
+    refused("run must be the folder of a finished run", load_model, tmp_path, Linear(nnx.Rngs(0)))
     result = fit(covered, Linear(nnx.Rngs(0)), squared, data(), sgd(0.1, 2), out=tmp_path / "run")
     other = Linear(nnx.Rngs(7))
     assert load_model(tmp_path / "run", other) is other
@@ -65,10 +66,6 @@ def test_a_pytree(name, covered, tmp_path):
     found = load_model(tmp_path / "run", params)
     chex.assert_trees_all_equal_structs(found, params)
     chex.assert_trees_all_equal(found, result.params, strict=True)
-
-
-def test_no_run(tmp_path):
-    refused("run must be the folder of a finished run", load_model, tmp_path, PARAMS)
 
 
 def test_names_with_separators_are_of_their_own(tmp_path):

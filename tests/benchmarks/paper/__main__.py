@@ -60,10 +60,9 @@ def drawn(sweep: Sweep, points: list[Compared]):
         title = f"{sweep.whole.iterations:,} steps, |D| / B = {epochs[0]}"
         return over_epsilon(lines, ticks, yscale="log", ylabel="prefix-sum error", title=title)
     method = sweep.methods[0]
-    lines = {
-        f"|D| / B = {epoch}": [(p.epsilon, p.ratio(method)) for p in points if p.epoch == epoch]
-        for epoch in epochs
-    }
+    lines = {f"|D| / B = {epoch}": [] for epoch in epochs}
+    for p in points:
+        lines[f"|D| / B = {p.epoch}"].append((p.epsilon, p.ratio(method)))
     return over_epsilon(lines, ticks, {"the same": 1}, ylabel=f"prefix-sum error, b-min-sep over {method}")
 
 

@@ -116,9 +116,8 @@ def test_the_lower_bound_is_one():
 
 
 INNER = optax.sgd(1.0, momentum=0.9)
-PLAN = GeneralPlan.calibrate(
-    1.0, 1e-3, dataset_size=12, num_microbatches=1, microbatch_size=4, num_epochs=2, sampling="shuffling"
-)
+SIZES = dict(dataset_size=12, num_microbatches=1, microbatch_size=4, num_epochs=2)
+PLAN = GeneralPlan.calibrate(1.0, 1e-3, **SIZES, sampling="shuffling")
 
 
 def record(rounds: int) -> optax.GradientTransformation:

@@ -91,9 +91,8 @@ def test_the_coins_decide_who_is_a_canary_and_the_others_stay_what_they_are(monk
     one, other = (audit(**given(), plan=PLAN) for _ in range(2))
     canary_of, coordinates = seen[0]
     assert (canary_of[800:] == canaries.REAL).all() and len(set(coordinates)) == 800
-    np.testing.assert_array_equal(
-        canary_of[:800], np.where(one.private_present, coordinates, canaries.SILENT)
-    )
+    expected = np.where(one.private_present, coordinates, canaries.SILENT)
+    np.testing.assert_array_equal(canary_of[:800], expected)
     assert 280 < one.private_present.sum() < 520  # fails with probability 1e-16
     assert (one.private_present != other.private_present).any()
 

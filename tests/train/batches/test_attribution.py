@@ -223,10 +223,7 @@ NAMES = {
     "empty": (["ann", "", "bob"], "row 1 has '': drop it"),
     "missing": (["ann", "bob", "nan"], "row 2 has 'nan': drop it"),
     "missing, capital": (["NaN ", "ann", "bob"], "row 0 has 'NaN ': drop it"),
-    "case": (
-        ["ann", "bob", "Ann"],
-        "row 2 has 'Ann', another has 'ann': these differ by case or spaces only",
-    ),
+    "case": (["ann", "bob", "Ann"], "row 2 has 'Ann', another has 'ann': these differ by case or spaces"),
     "spaces": (["ann", "bob ", "bob"], "row 2 has 'bob', another has 'bob '"),
     "inner spaces": (["ann lee", "ann  lee", "bob"], "row 1 has 'ann  lee', another has 'ann lee'"),
     "accents": (["zo\u00eb", "zoe\u0308", "bob"], "row 1 has 'zoe\u0308', another has 'zo\u00eb'"),

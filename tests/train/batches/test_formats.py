@@ -59,10 +59,7 @@ WIDE = {
     "int64": (np.array([1, 2**40 + 3]), r"integers from -2147483648 to 2147483647.*of int64 in ids"),
     "negative": (np.array([1, -(2**31) - 1]), "integers from -2147483648"),
     "uint64": (np.array([1, 2**32], np.uint64), "integers from 0 to 4294967295"),
-    "seconds": (
-        np.array([1.7e9, 1.7e9 + 1]),
-        r"float32 keeps where they are 2\^24 or more.*of float64 in ids",
-    ),
+    "seconds": (1.7e9 + np.arange(2), r"float32 keeps where they are 2\^24 or more.*of float64 in ids"),
     "fractions": (np.array([1.0, 1.7e9 + 0.25]), "float32 keeps"),
     "beyond float32": (np.array([1.0, 1e39]), "float32 keeps"),
 }

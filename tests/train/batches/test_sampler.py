@@ -58,14 +58,8 @@ def test_refused():
 
 
 def test_a_resumed_sampler_goes_on_with_the_same_batches():
-    for scheme in [
-        Poisson(30, 0.1),
-        BallsInBins(30, 4),
-        CyclicPoisson(30, 4, 0.3),
-        BMinSep(30, 4, 0.3),
-        BalancedMinSep(30, 4, 2.5),
-        EpochwiseAllocation(30, 7, 4),
-    ]:
+    schemes = [Poisson(30, 0.1), BallsInBins(30, 4), CyclicPoisson(30, 4, 0.3), BMinSep(30, 4, 0.3)]
+    for scheme in [*schemes, BalancedMinSep(30, 4, 2.5), EpochwiseAllocation(30, 7, 4)]:
         whole = Sampler(scheme, 300, 300, KEY)
         batches = [whole.next() for _ in range(30)]
         for stop in (0, 1, 17, 30):

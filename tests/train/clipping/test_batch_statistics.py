@@ -124,9 +124,8 @@ GRAPH, SCALES, STATISTICS = nnx.split(Merged(), nnx.Param, ...)
 
 
 def in_scan(params, x):
-    return lax.scan(lambda y, _: (of_deviations(y @ params @ params.T), None), x[None], None, length=2)[
-        0
-    ].sum()
+    found, _ = lax.scan(lambda y, _: (of_deviations(y @ params @ params.T), None), x[None], None, length=2)
+    return found.sum()
 
 
 def carried(params, x):

@@ -104,9 +104,8 @@ def sums_are_those_of_one_device(setting, micro: int, sum_of, slack: float = 0, 
     def summed(mesh):
         run = jax.jit(functools.partial(sum_of, mesh=mesh, **given))
         placed = on(mesh, params), on(mesh, batch, *(mesh.axis_names if mesh else ()))
-        return lambda mask: run(
-            on(mesh, jax.tree_util.Partial(loss)), *placed, on(mesh, mask, *(mesh.axis_names if mesh else ()))
-        )
+        of_loss, axes = on(mesh, jax.tree_util.Partial(loss)), mesh.axis_names if mesh else ()
+        return lambda mask: run(of_loss, *placed, on(mesh, mask, *axes))
 
     alone = summed(None)(mask)
     expected = flat(alone.total.units())

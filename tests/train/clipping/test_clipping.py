@@ -54,11 +54,8 @@ def summed(clip_norm: float = 1.0, normalize: bool = False):
 
 def random_batch(key, size=SIZE):
     generator = generator_of(key).spawn(1)[0]
-    return {
-        "x": np.float32(generator.normal(size=(size, 3))),
-        "y": np.float32(generator.normal(size=(size, 4))),
-        "scale": np.ones(size, np.float32),
-    }
+    x, y = (np.float32(generator.normal(size=(size, width))) for width in (3, 4))
+    return {"x": x, "y": y, "scale": np.ones(size, np.float32)}
 
 
 def float64_norm(tree) -> float:
@@ -104,9 +101,8 @@ def test_sensitivity(seed, normalize):
     other = np.arange(SIZE) == 1
     for scale in (0.0, 1e-42, 1e-20, 1e-3, 1.0, 1e4, 1e25, 1e37, np.inf, np.nan):
         batch = batch | {"scale": np.where(first, np.float32(scale), np.float32(1e-6))}
-        with_it, without = (
-            summed(clip_norm, normalize)(params, batch, mask)[1] for mask in (first | other, other)
-        )
+        masks = first | other, other
+        with_it, without = (summed(clip_norm, normalize)(params, batch, mask)[1] for mask in masks)
         moved = jax.tree.map(lambda a, b: np.subtract(a, b, dtype=np.float64), with_it, without)
         assert float64_norm(moved) <= clip_norm
         if scale == 1e4:

@@ -205,10 +205,8 @@ def test_no_neighbour_is_further_than_the_clip_norm():
     generator = np.random.default_rng(0)
     batches = [on_the_edge()]
     for size in (1e-42, 1e-20, 1e-3, 1.0, 1e20, 1e38):
-        rows = [
-            {name: generator.normal(size=(POSITIONS, n)) for name, n in (("left", HEIGHT), ("right", WIDTH))}
-            for _ in range(3)
-        ]
+        sizes = {"left": (POSITIONS, HEIGHT), "right": (POSITIONS, WIDTH)}
+        rows = [{name: generator.normal(size=each) for name, each in sizes.items()} for _ in range(3)]
         rows[0]["right"] *= size
         batches.append(stacked(*rows, cancelling(100.0, min(1e12, 1e3 * size))))
     batches += [stacked(*(cancelling(100.0, 1e12, 4 * i + j) for j in range(4))) for i in range(2)]
@@ -367,18 +365,16 @@ def test_bad_input():
 def of_mixed(params, example):
     """A real matrix times complex numbers, in one operation of two dtypes."""
     numbers = (((1,), (0,)), ((), ()))
-    product = jax.lax.dot_general(
-        jnp.fft.rfft(example), params, numbers, preferred_element_type=jnp.complex64
-    )
+    options = dict(preferred_element_type=jnp.complex64)
+    product = jax.lax.dot_general(jnp.fft.rfft(example), params, numbers, **options)
     return jnp.sum(jnp.abs(product))
 
 
 def of_filtered(params, example):
     """A real kernel on complex numbers."""
     image = jnp.fft.fft(example)[None]
-    found = jax.lax.conv_general_dilated(
-        image, params.astype(jnp.complex64), (1,), "SAME", dimension_numbers=("NWC", "WIO", "NWC")
-    )
+    kernel, layouts = params.astype(jnp.complex64), ("NWC", "WIO", "NWC")
+    found = jax.lax.conv_general_dilated(image, kernel, (1,), "SAME", dimension_numbers=layouts)
     return jnp.sum(jnp.abs(found))
 
 

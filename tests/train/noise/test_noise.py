@@ -230,10 +230,8 @@ def test_a_sum_is_the_nearest_integers():
     whole = np.array([0, 1, -1, 2**16, 2**20 - 1, 2**46 + 1, -(2**47) + 1])
     with jax.enable_x64(True):
         one = GridSum.of(jnp.asarray(whole + np.array([0.4, -0.4, 0.25, 0, 0, 0, 0])), private.grid)
-        lost = [
-            GridSum.of(jnp.asarray(whole * 1.0).at[3].set(x), private.grid)
-            for x in (np.nan, np.inf, -(2.0**48))
-        ]
+        whole_too = jnp.asarray(whole * 1.0)
+        lost = [GridSum.of(whole_too.at[3].set(x), private.grid) for x in (np.nan, np.inf, -(2.0**48))]
     np.testing.assert_array_equal(one.units(), whole)
     state, update = private.init(np.zeros(7, np.float32)), jax.jit(private.update)
     drawn, _ = noise.draw(private.mechanism.strategy, private.levels, state, np.zeros(7))
@@ -339,10 +337,8 @@ def test_every_word_of_the_key_matters():
 
 
 def test_memory_is_bands_minus_one_copies_or_two_a_buffer():
-    for strategy, copies in (
-        (BandedToeplitz.square_root(16), 15),
-        (BufferedToeplitz((0.99, 0.5), (0.2, 0.3), 5000), 4),
-    ):
+    buffered = BufferedToeplitz((0.99, 0.5), (0.2, 0.3), 5000)
+    for strategy, copies in ((BandedToeplitz.square_root(16), 15), (buffered, 4)):
         recent = noise.init(strategy, PARAMS, KEY).recent
         assert flat(recent).size == copies * flat(PARAMS).size and strategy.noise_copies == copies
 
