@@ -20,13 +20,12 @@ from train.clipping.rows_apart import OneAtATimeError
 from train.procedures.step import CLIPPINGS
 
 NAME, GRID = "flax_models", Grid(1.0, 20)
+SIZES = dict(layers=4, tokens=8192, width=256, length=128, number=16)
 LARGER = {
     "wide ResNet 10-1, 32 x 32": lambda: wide_resnet(1, (16, 32, 64), 32),
     "wide ResNet 16-1, 32 x 32": lambda: wide_resnet(2, (16, 32, 64), 32),
     "wide ResNet 10-2, 32 x 32": lambda: wide_resnet(1, (32, 64, 128), 32),
-    "language model of 5.3 million": lambda: language_model(
-        tied=True, layers=4, tokens=8192, width=256, length=128, number=16
-    ),
+    "language model of 5.3 million": lambda: language_model(tied=True, **SIZES),
 }
 
 

@@ -193,10 +193,8 @@ def of_programs(x):
     return found
 
 
-GROUPS = [
-    *(by_element, special, along_axes, rearranged, at_places, contracted),
-    *(windows, transformed, solved, unsymmetric, drawn, of_programs),
-]
+GROUPS = [by_element, special, along_axes, rearranged, at_places, contracted]
+GROUPS += [windows, transformed, solved, unsymmetric, drawn, of_programs]
 
 
 def used(jaxpr) -> set:
