@@ -207,6 +207,7 @@ def test_the_command(tmp_path, capsys, monkeypatch):
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("default_promotion")
 def test_the_command_on_digits(tmp_path, capsys):
     """As it comes, in some fifteen seconds."""
     plan(dataset_size=1440, iterations=24, rate=0.2, sigma=6.0, epsilon=4.0).save(tmp_path / "plan.json")
