@@ -1,4 +1,6 @@
-"""Command lines, run in this process."""
+"""Command lines, run in this process, and what looks like an installation for those that are not."""
+
+from pathlib import Path
 
 import pytest
 
@@ -20,3 +22,12 @@ def command(capsys, *words) -> tuple[int, str, str]:
         code = exit_code(*words)
     seen = capsys.readouterr()
     return code, seen.out, seen.err
+
+
+def link_installation(folder: Path) -> Path:
+    """Make a folder to import from that has `jaxacct.train`, and no `train`."""
+    root = Path(__file__).parents[1]
+    (folder / "jaxacct").mkdir()
+    for part in [*(root / "jaxacct").iterdir(), root / "train"]:
+        (folder / "jaxacct" / part.name).symlink_to(part)
+    return folder

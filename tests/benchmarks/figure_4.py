@@ -17,6 +17,7 @@ import time
 from collections import defaultdict
 from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 from flax import nnx
@@ -28,7 +29,7 @@ from jaxacct.report.figure import save
 from tests.benchmarks.paper.statements import Verdict
 from tests.benchmarks.pictures import over_epsilon
 from tests.benchmarks.results import Kept
-from tests.train.fitting import fit
+from tests.train.runs import fit
 from train.batches.data import load
 from train.command import accuracy
 from train.models.networks import SmallCNN, cross_entropy
@@ -88,12 +89,8 @@ class Protocol:
         }
 
         def strategy(scheme, bands):
-            return BandedToeplitz.optimal(
-                iterations=self.iterations,
-                bands=bands,
-                min_separation=scheme.min_separation,
-                participations=1,
-            )
+            sizes = dict(iterations=self.iterations, bands=bands, participations=1)
+            return BandedToeplitz.optimal(**sizes, min_separation=scheme.min_separation)
 
         return {name: (scheme, strategy(scheme, bands)) for name, (scheme, bands) in blocks.items()}
 
@@ -172,9 +169,8 @@ def rebuild(protocol: Protocol, folder: Path) -> None:
         took = round(time.monotonic() - since, 1)
         table.add(job, dict(zip(FOUND, map(str, (sigma, found, took)), strict=True)))
         left = (time.monotonic() - started) / done * (len(jobs) - done) / 60
-        print(
-            f"{done}/{len(jobs)} runs, {left:.0f} min left: {job}: {found:.3f}", file=sys.stderr, flush=True
-        )
+        left = f"{done}/{len(jobs)} runs, {left:.0f} min left"
+        print(f"{left}: {job}: {found:.3f}", file=sys.stderr, flush=True)
     best = summary({job: row for job, row in table.rows.items() if job.iterations == protocol.iterations})
     text = "\n\n".join([markdown(best), *(verdict.line() for verdict in judged(best))])
     write_atomically(folder / "figure-4.txt", text + "\n")
@@ -182,14 +178,8 @@ def rebuild(protocol: Protocol, folder: Path) -> None:
     save(drawn(best), folder / "figure-4.png")
 
 
-@dataclass(frozen=True)
-class Accuracies:
-    """Test accuracies of one cell at its best learning rate, by seed.
-
-    Attributes:
-      values: (seeds,) float64.
-      noise_multiplier: of its plan.
-    """
+class Accuracies(NamedTuple):
+    """Test accuracies of one cell at its best learning rate, (seeds,) float64, and the noise of its plan."""
 
     values: np.ndarray
     noise_multiplier: float
@@ -199,10 +189,10 @@ class Accuracies:
         """Over seeds."""
         return float(np.mean(self.values))
 
-    @property
-    def half(self) -> float:
-        """Of the 95 % t interval of the mean."""
-        return half_width(self.values)
+    def __str__(self) -> str:
+        """In per cent, with the 95 % t interval of the mean."""
+        spread = "(one run)" if self.values.size < 2 else f"± {100 * half_width(self.values):.1f}"
+        return f"{100 * self.mean:.1f} {spread}"
 
 
 def half_width(values: np.ndarray) -> float:
@@ -239,19 +229,14 @@ def judged(best: dict[tuple[str, float], Accuracies]) -> list[Verdict]:
         better = [e for e, values in differences.items() if values.mean() > half_width(values)]
         worse = [e for e, values in differences.items() if values.mean() < -half_width(values)]
         agrees = False if worse else True if better else None
-        shown = ", ".join(
+        found = ", ".join(
             f"{100 * values.mean():+.1f} ± {100 * half_width(values):.1f} at epsilon {epsilon:g}"
             for epsilon, values in sorted(differences.items())
         )
-        verdicts.append(
-            Verdict(
-                f"b-min-sep is almost always better than {other.removeprefix('BandMF, ')}, by up to {most} % "
-                "(on CINIC-10)",
-                agrees,
-                f"differences of accuracy in per cent: {shown or 'none'}; 0 is below the 95 % interval at "
-                f"{len(better)} and above it at {len(worse)} of {len(differences)} epsilons",
-            )
-        )
+        found = f"differences of accuracy in per cent: {found or 'none'}; 0 is below the 95 % interval at "
+        found += f"{len(better)} and above it at {len(worse)} of {len(differences)} epsilons"
+        printed = f"b-min-sep is almost always better than {other.removeprefix('BandMF, ')}"
+        verdicts.append(Verdict(f"{printed}, by up to {most} % (on CINIC-10)", agrees, found))
     return verdicts
 
 
@@ -267,29 +252,21 @@ def markdown(best: dict[tuple[str, float], Accuracies]) -> str:
     lines = ["| epsilon | " + " | ".join(names) + " |", "|---" * (len(names) + 1) + "|"]
     for epsilon in epsilons:
         cells = [best.get((name, epsilon)) for name in names]
-        shown = [f"{_in_per_cent(c)} (σ {c.noise_multiplier:.3f})" if c else "" for c in cells]
+        shown = [f"{cell} (σ {cell.noise_multiplier:.3f})" if cell else "" for cell in cells]
         lines.append(f"| {epsilon:g} | " + " | ".join(shown) + " |")
     plain = best.get((NOT_PRIVATE, np.inf))
-    after = f"\n\nNot private: {_in_per_cent(plain)}." if plain else ""
+    after = f"\n\nNot private: {plain}." if plain else ""
     return "\n".join(lines) + after
-
-
-def _in_per_cent(cell: Accuracies) -> str:
-    spread = " (one run)" if cell.values.size < 2 else f" ± {100 * cell.half:.1f}"
-    return f"{100 * cell.mean:.1f}{spread}"
 
 
 def drawn(best: dict[tuple[str, float], Accuracies]):
     """Accuracy against epsilon, a line a scheme."""
     names, epsilons = swept(best)
-    lines = {
-        name: [
-            (e * (1 + 0.02 * (place - 1.5)), best[name, e].mean, np.nan_to_num(best[name, e].half, posinf=0))
-            for e in epsilons
-            if (name, e) in best
-        ]
-        for place, name in enumerate(names)
-    }
+    lines = {name: [] for name in names}
+    for (place, name), e in itertools.product(enumerate(names), epsilons):
+        if cell := best.get((name, e)):
+            half = np.nan_to_num(half_width(cell.values), posinf=0)
+            lines[name].append((e * (1 + 0.02 * (place - 1.5)), cell.mean, half))
     levels = {NOT_PRIVATE: best[NOT_PRIVATE, np.inf].mean} if (NOT_PRIVATE, np.inf) in best else {}
     return over_epsilon(lines, epsilons, levels, ylabel="test accuracy, mean and 95 % interval")
 
@@ -298,9 +275,8 @@ def main(argv: list[str] | None = None) -> None:
     """Run the command line; the same command goes on where it was."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--out", type=Path, required=True, help="folder; what is there is gone on with")
-    parser.add_argument(
-        "--full", action="store_true", help="400 steps, five epsilons, three rates, five seeds"
-    )
+    said = "400 steps, five epsilons, three rates, five seeds"
+    parser.add_argument("--full", action="store_true", help=said)
     given = parser.parse_args(argv)
     rebuild(FULL if given.full else SHORT, given.out)
 

@@ -2,31 +2,30 @@
 
     PYTHONPATH=. python -m tests.benchmarks.flax_models [NAME ...]   # replaces their rows of the record
 
-Times of the processor, the least of several turns, as multiples of the gradient of the mean loss.
+Times of the processor as in `steps`, as multiples of the gradient of the mean loss.
 """
 
+import functools
 import sys
-import time
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 
 from tests.benchmarks.results import record, rows_of
+from tests.benchmarks.steps import by_turns
 from tests.train.flax_models import MODELS, language_model, wide_resnet
 from train.clipping.ghost import choose
 from train.clipping.grid import Grid
 from train.clipping.rows_apart import OneAtATimeError
 from train.procedures.step import CLIPPINGS
 
-NAME, GRID, SECONDS, MAX_TURNS = "flax_models", Grid(1.0, 20), 0.5, 15
+NAME, GRID = "flax_models", Grid(1.0, 20)
+SIZES = dict(layers=4, tokens=8192, width=256, length=128, number=16)
 LARGER = {
     "wide ResNet 10-1, 32 x 32": lambda: wide_resnet(1, (16, 32, 64), 32),
     "wide ResNet 16-1, 32 x 32": lambda: wide_resnet(2, (16, 32, 64), 32),
     "wide ResNet 10-2, 32 x 32": lambda: wide_resnet(1, (32, 64, 128), 32),
-    "language model of 5.3 million": lambda: language_model(
-        tied=True, layers=4, tokens=8192, width=256, length=128, number=16
-    ),
+    "language model of 5.3 million": lambda: language_model(tied=True, **SIZES),
 }
 
 
@@ -43,27 +42,19 @@ def measured(name: str, make) -> list:
     runs = {"plain": jax.jit(plain)}
     for kind, sum_of in CLIPPINGS.items():
         runs[kind] = jax.jit(lambda f, p, r, sum_of=sum_of: sum_of(f, p, r, mask, grid=GRID))
-    taken = {}
     for kind, run in list(runs.items()):
         try:
             jax.block_until_ready(run(loss, params, rows))
         except OneAtATimeError:
             del runs[kind]
-            continue
-        taken[kind] = np.inf
-    started, turn = time.perf_counter(), 0
-    while turn < 3 or (turn < MAX_TURNS and time.perf_counter() - started < SECONDS * len(runs)):
-        turn += 1
-        for kind, run in runs.items():
-            begun = time.process_time()
-            jax.block_until_ready(run(loss, params, rows))
-            taken[kind] = min(taken[kind], time.process_time() - begun)
+    calls = {kind: functools.partial(run, loss, params, rows) for kind, run in runs.items()}
+    taken = {kind: cpu for kind, (cpu, _) in by_turns(calls).items()}
     chosen = choose(loss, params, rows, grid=GRID).clipping
     times = {kind: taken[kind] / taken["plain"] for kind in CLIPPINGS if kind in taken}
     count = sum(leaf.size for leaf in jax.tree.leaves(params))
     shown = [f"{times[kind]:.1f}" if kind in times else "refused" for kind in CLIPPINGS]
     ratio = f"{times[chosen] / min(times.values()):.2f}"
-    return [name, f"{count:,}", f"{1e3 * taken['plain']:.1f}", *shown, chosen, ratio]
+    return [name, f"{count:,}", f"{taken['plain']:.1f}", *shown, chosen, ratio]
 
 
 if __name__ == "__main__":

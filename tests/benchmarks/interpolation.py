@@ -21,25 +21,12 @@ from pathlib import Path
 
 import numpy as np
 
-from jaxacct.accountants.tradeoff import (
-    EpsilonDelta,
-    Gaussian,
-    GeneralDPSGD,
-    Subsampled,
-    compose,
-    composition_gdp,
-    gdp_epsilon,
-    noisy_cgd_gdp,
-    noisy_gd_gdp,
-    noisy_sgd_accountant,
-    rdp_to_epsilon,
-    subsampled_gdp_clt,
-)
+from jaxacct.accountants import tradeoff
 from jaxacct.accountants.tradeoff.plan import LastIteratePlan
 from jaxacct.report import figure as plots
 from tests.benchmarks.results import record
 from tests.oracles.earlier_renyi import ye_shokri_cyclic_rho
-from tests.train.fitting import fit
+from tests.train.runs import fit
 from train.batches.data import load
 from train.procedures.convex import LogisticRegression
 
@@ -109,32 +96,31 @@ class Report:
             print(f"L = {L:<24}" + "  ".join(cells))
 
 
-THIN = Subsampled(Gaussian(2 / 3), 0.025)
+epsilon_of = functools.partial(tradeoff.gdp_epsilon, DELTA)
+THIN = tradeoff.Subsampled(tradeoff.Gaussian(2 / 3), 0.025)
 
 
 def mnist_mu(decay: float, epochs: int) -> float:
-    return noisy_cgd_gdp(epochs=epochs, strong_convexity=decay, **MNIST).mu
+    return tradeoff.noisy_cgd_gdp(epochs=epochs, strong_convexity=decay, **MNIST).mu
 
 
 def renyi_epsilon(decay: float, epochs: int) -> float:
     """Of cyclic batches of MNIST, by the bound before the paper's."""
     run = dict(batches_per_epoch=40, contraction=1 - 0.05 * decay, batch_sensitivity=2 / 3)
-    return rdp_to_epsilon(ye_shokri_cyclic_rho(epochs=epochs, **run), DELTA)
+    return tradeoff.rdp_to_epsilon(ye_shokri_cyclic_rho(epochs=epochs, **run), DELTA)
 
 
 def sgd_epsilon(epochs: int) -> float:
-    return compose([(THIN, 40 * epochs)]).epsilon(DELTA)
+    return tradeoff.compose([(THIN, 40 * epochs)]).epsilon(DELTA)
 
 
 def tables() -> int:
     report, epochs = Report(), (50, 100, 200)
-    mus = {
-        "composition": [composition_gdp(2 / 3, E) for E in epochs],
-        "sgd": [subsampled_gdp_clt(0.025, 40 * E, 2 / 3) for E in epochs],
-    }
+    mus = {"composition": [tradeoff.composition_gdp(2 / 3, E) for E in epochs]}
+    mus["sgd"] = [tradeoff.subsampled_gdp_clt(0.025, 40 * E, 2 / 3) for E in epochs]
     mus |= {decay: [mnist_mu(decay, E) for E in epochs] for decay in (0.002, 0.004)}
     report.table("table 3: mu, MNIST, epochs 50, 100, 200", TABLE_3, 2, mus.get)
-    epsilons = {str(name): [gdp_epsilon(DELTA, mu) for mu in row] for name, row in mus.items()}
+    epsilons = {str(name): list(map(epsilon_of, row)) for name, row in mus.items()}
     epsilons["sgd"] = [sgd_epsilon(E) for E in epochs]
     for decay in (0.002, 0.004):
         epsilons[f"rdp {decay}"] = [renyi_epsilon(decay, E) for E in epochs]
@@ -145,21 +131,22 @@ def tables() -> int:
 
     def full_batches(t):
         run = dict(steps=t, grad_sensitivity=0.1, num_examples=1, **one)
-        return [noisy_gd_gdp(stepsize=1 - c, **run).mu for c in (0.92, 0.96, 0.98, 0.99, 0.995)]
+        return [tradeoff.noisy_gd_gdp(stepsize=1 - c, **run).mu for c in (0.92, 0.96, 0.98, 0.99, 0.995)]
 
     def of_ball(L, place):
         run = dict(noise_std=8.0, grad_sensitivity=L, num_examples=1, smoothness=1.0, diameter=1.0)
-        return noisy_gd_gdp(steps=10**6, stepsize=(0.2, 0.1, 0.05)[place], **run).mu
+        return tradeoff.noisy_gd_gdp(steps=10**6, stepsize=(0.2, 0.1, 0.05)[place], **run).mu
 
     def cyclic(E):
         run = dict(epochs=E, batch_size=1, grad_sensitivity=0.2, **one)
+        bound = functools.partial(tradeoff.noisy_cgd_gdp, **run)
         grid = itertools.product((10, 20, 40), (0.98, 0.99, 0.995))
-        return [noisy_cgd_gdp(batches_per_epoch=cycle, stepsize=1 - c, **run).mu for cycle, c in grid]
+        return [bound(batches_per_epoch=cycle, stepsize=1 - c).mu for cycle, c in grid]
 
     def cyclic_of_ball(cycle, L, place):
         run = dict(batch_size=1, noise_std=3.0, grad_sensitivity=L, smoothness=1.0, diameter=1.0)
         stepsize = (0.04, 0.02, 0.01)[place]
-        return noisy_cgd_gdp(epochs=10**5, batches_per_epoch=cycle, stepsize=stepsize, **run).mu
+        return tradeoff.noisy_cgd_gdp(epochs=10**5, batches_per_epoch=cycle, stepsize=stepsize, **run).mu
 
     title = "table 7: mu after t, full batches, L/(n sigma) = 0.1, c = .92 .96 .98 .99 .995"
     report.table(title, TABLE_7, 3, full_batches)
@@ -177,20 +164,20 @@ def tables() -> int:
 
 def figures() -> int:
     run = dict(stepsize=0.05, noise_std=1.0, grad_sensitivity=1.0, num_examples=10)
-    bound = noisy_gd_gdp(steps=160, strong_convexity=1.0, smoothness=10.0, **run)
+    bound = tradeoff.noisy_gd_gdp(steps=160, strong_convexity=1.0, smoothness=10.0, **run)
     curves = {
         "theorem 4.2 (exact), t = 160": bound.curve,
-        "composition, t = 160": Gaussian(bound.compared["composition"]),
-        "(epsilon, delta) of theorem 4.2": EpsilonDelta(bound.epsilon(DELTA), DELTA),
+        "composition, t = 160": tradeoff.Gaussian(bound.compared["composition"]),
+        "(epsilon, delta) of theorem 4.2": tradeoff.EpsilonDelta(bound.epsilon(DELTA), DELTA),
     }
     figure = plots.tradeoff_figure(curves, "Noisy gradient descent, last iterate")
     plots.save(figure, FIGURES / "tradeoff-curves.png")
     figure, axes = plots.blank_axes(6.0, 4.2)
     for index, (name, number, epsilon_at) in enumerate((
-        ("cyclic, theorem 4.5 (converges)", 60, lambda E: gdp_epsilon(DELTA, mnist_mu(0.004, E))),
+        ("cyclic, theorem 4.5 (converges)", 60, lambda E: epsilon_of(mnist_mu(0.004, E))),
         ("cyclic, Renyi bound", 60, functools.partial(renyi_epsilon, 0.004)),
         ("stochastic, composition", 9, sgd_epsilon),
-        ("cyclic, composition", 60, lambda E: gdp_epsilon(DELTA, composition_gdp(2 / 3, E))),
+        ("cyclic, composition", 60, lambda E: epsilon_of(tradeoff.composition_gdp(2 / 3, E))),
     )):  # fmt: skip
         epochs = np.unique(np.geomspace(1, 1000, number).astype(int)).tolist()
         axes.plot(epochs, list(map(epsilon_at, epochs)), label=name, **plots.style(index))
@@ -199,11 +186,11 @@ def figures() -> int:
     axes.set(xscale="log", yscale="log", **labels)
     plots.save(plots.finished(figure), FIGURES / "epsilon-epochs.png")
     four = {
-        f"{clipped} clipping, {how}": GeneralDPSGD(50000, m, s, 1, how, 4).curve(2.0)
+        f"{clipped} clipping, {how}": tradeoff.GeneralDPSGD(50000, m, s, 1, how, 4).curve(2.0)
         for how in ("shuffling", "subsampling")
         for clipped, m, s in (("batch", 1, 500), ("individual", 500, 1))
     }
-    four["generic group rule"] = Gaussian(2.0)
+    four["generic group rule"] = tradeoff.Gaussian(2.0)
     figure = plots.tradeoff_figure(four, "Groups of 4 of 50,000, batches of 500, sigma 2, one epoch")
     plots.save(figure, FIGURES / "tradeoff-groups.png")
     return 0
@@ -264,7 +251,7 @@ def figure_10() -> int:
         b = round(p * n)
 
         def found(steps, stepsize, b=b, sensitivity=sensitivity):
-            return noisy_sgd_accountant(
+            return tradeoff.noisy_sgd_accountant(
                 steps=steps, batch_size=b, num_examples=n, stepsize=stepsize, noise_std=3.0,
                 grad_sensitivity=sensitivity * b, smoothness=1.0, diameter=1.0,
             ).epsilons(DELTA)  # fmt: skip

@@ -94,9 +94,8 @@ def measured(arguments: str) -> dict[str, Any]:
         text = process.stdout.read()
         _, status, usage = os.wait4(process.pid, 0)
         process.returncode = os.waitstatus_to_exitcode(status)
-    numbers = dict(
-        seconds=[first, usage.ru_utime + usage.ru_stime], megabytes=[before, usage.ru_maxrss / 1024]
-    )
+    seconds = [first, usage.ru_utime + usage.ru_stime]
+    numbers = dict(seconds=seconds, megabytes=[before, usage.ru_maxrss / 1024])
     numbers |= dict(first_noise=bound and float(bound[0]), plan=None)
     if process.returncode:
         stopped = f"{'none' if bound is None else bound[1]}, stopped at {MAX_CPU} s"

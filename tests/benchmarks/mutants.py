@@ -39,7 +39,6 @@ def files_in(folder: str, names: str) -> list[str]:
 BOUNDS, OF_LOSSES, MIXTURES = files_in("statistics", "bounds composed_losses gaussian_mixtures")
 GUARDS, VERIFY, PLAN, COMPOSED = files_in("core", "guards verify plan composed")
 EVIDENCE, SCHEMES, ACCOUNTANTS = files_in("conformance", "certificates schemes accountants")
-PROTOCOL = ACCOUNTANTS
 DISTRIBUTIONS, TABLES = "tests/schemes", "tests/schemes/test_table.py"
 PARTICIPATION_TESTS, INTERPOLATION = files_in("accountants/tradeoff", "participation interpolation")
 EXTREMES = " ".join(files_in("accountants/tradeoff", "extremes command"))
@@ -52,17 +51,15 @@ ADVANTAGE, CHOOSING = "tests/estimates/test_advantage.py", "tests/recommendation
 REPORT, COMPILED = "tests/report/test_report.py", "tests/kernels/test_programs.py"
 CHECKER, PEERS = "tests/checker/test_checker.py", "tests/interoperation/test_interoperation.py"
 WHOLE, BOUND, LIMITS, INTERRUPTIONS = files_in("train", "whole_runs bound_arguments limits interruptions")
-LOOP, FOLLOWED_TESTS, DICE = files_in("train", "loop individual dice")
+LOOP, FOLLOWED_TESTS, DICE, ARGUMENTS = files_in("train", "loop individual dice bad_inputs")
 CONVEX, BATCHES, SHARDED = files_in("train", "convex batch_clipping sharded")
-BY_DEVICE = SHARDED
 SAMPLER, TWICE, GRAPHS = files_in("train/batches", "sampler given attribution")
 ROWS, PREFETCHED = files_in("train/batches", "sources prefetch")
 NOISE, KEYS, GPU_TESTS = files_in("train/noise", "noise keys gpu_keystream")
 CLIPPING, RELEASED, CANCELLING, GHOST = files_in(
     "train/clipping", "clipping released_numbers cancelling ghost"
 )
-SUMS, ROWS_APART, NORMED = files_in("train/clipping", "running_sums rows_apart batch_statistics")
-CONSTANTS, GROUPED = files_in("train/clipping", "constants grouped_convolutions")
+ROWS_APART, NORMED, GROUPED = files_in("train/clipping", "rows_apart batch_statistics grouped_convolutions")
 OF_ROWS = "tests/train/clipping/test_rows_of_primitives.py"
 AUDIT_BOUNDS, AUDIT = files_in("train/audit", "audit_bounds audit_command")
 
@@ -317,23 +314,23 @@ MUTANTS = [
     Mutant("train/clipping/parts.py", "at[at].add(values))(first, right)", "at[at].set(values))(first, right)", "tests/train/clipping/test_lookups.py"),
     Mutant("train/clipping/ghost.py", "target / (bound + 0.01)", "target / bound", GHOST),
     # Rows over devices.
-    Mutant("train/clipping/grid.py", "totals = over.added(totals, fine)", "totals = jax.tree.map(fine, totals)", BY_DEVICE),
+    Mutant("train/clipping/grid.py", "totals = over.added(totals, fine)", "totals = jax.tree.map(fine, totals)", SHARDED),
     Mutant("train/clipping/grid.py", "else over.all(fits)", "else fits", SHARDED),
     Mutant("train/procedures/by_device.py", "axis_index(axes) * part[at]", "axis_index(axes) * 0", SHARDED),
     Mutant("train/procedures/by_device.py", "if own != other:", "if False:", SHARDED),
     Mutant("train/procedures/by_device.py", "np.shape(leaf)[at] % number", "False", SHARDED),
     Mutant("train/noise/normals.py", "if before:", "if False:", SHARDED),
     Mutant("train/procedures/step.py", "specs=of_params, **followed)", "**followed)", SHARDED),
-    Mutant("train/clipping/grid.py", "jnp.round(leaf.astype(jnp.float64) / DEVICE_UNIT) * DEVICE_UNIT", "jnp.round(leaf.astype(jnp.float64) * DEVICE_UNIT)", BY_DEVICE),
+    Mutant("train/clipping/grid.py", "jnp.round(leaf.astype(jnp.float64) / DEVICE_UNIT) * DEVICE_UNIT", "jnp.round(leaf.astype(jnp.float64) * DEVICE_UNIT)", SHARDED),
     Mutant("train/clipping/ghost.py", " * (1 + devices * DEVICE_UNIT)", "", GHOST),
     Mutant("train/clipping/ghost.py", "depth, alone, devices)", "depth, alone)", GHOST),
-    Mutant("train/procedures/by_device.py", "    if mesh is None:\n\n", "    if True:\n\n", BY_DEVICE),
-    Mutant("train/procedures/by_device.py", "in_specs=(same, sharded, along)", "in_specs=(same, sharded, same)", BY_DEVICE),
-    Mutant("train/procedures/by_device.py", "mesh=mesh, check_vma=False, **laid_out", "mesh=mesh, **laid_out", BY_DEVICE),
-    Mutant("train/procedures/by_device.py", "        if number > 1:", "        if False:", BY_DEVICE),
-    Mutant("train/procedures/by_device.py", "if size % mesh.size:", "if False:", BY_DEVICE),
-    Mutant("train/clipping/per_example.py", "pieces = Microbatches(own,", "pieces = Microbatches(2 * own,", BY_DEVICE),
-    Mutant("train/procedures/step.py", "grid=private.grid, mesh=mesh, **options", "grid=private.grid, **options", BY_DEVICE),
+    Mutant("train/procedures/by_device.py", "    if mesh is None:\n\n", "    if True:\n\n", SHARDED),
+    Mutant("train/procedures/by_device.py", "in_specs=(same, sharded, along)", "in_specs=(same, sharded, same)", SHARDED),
+    Mutant("train/procedures/by_device.py", "mesh=mesh, check_vma=False, **laid_out", "mesh=mesh, **laid_out", SHARDED),
+    Mutant("train/procedures/by_device.py", "        if number > 1:", "        if False:", SHARDED),
+    Mutant("train/procedures/by_device.py", "if size % mesh.size:", "if False:", SHARDED),
+    Mutant("train/clipping/per_example.py", "pieces = Microbatches(own,", "pieces = Microbatches(2 * own,", SHARDED),
+    Mutant("train/procedures/step.py", "grid=private.grid, mesh=mesh, **options", "grid=private.grid, **options", SHARDED),
     Mutant("train/clipping/equations.py", " or not _is_real(*eqn.invars, *eqn.outvars):", ":", GHOST),
     Mutant("train/clipping/parts.py", 'check_real("a part of a gradient", array)', "pass", GHOST),
     Mutant("train/clipping/per_example.py", 'check_real("gradient", gradient)', "pass", GHOST),
@@ -375,9 +372,9 @@ MUTANTS = [
     Mutant("train/optimizers.py", "covered = (state.step < end) & sound", "covered = sound", f"{NOISE} {LOOP}"),
     Mutant("train/optimizers.py", "return self.mechanism.noise_multiplier * 2.0**self.grid.bits", "return 0.99 * self.mechanism.noise_multiplier * 2.0**self.grid.bits", f"{NOISE} {RELEASED}"),
     Mutant("train/batches/sampler.py", "members = members[choose(generator, len(members), self.max_batch_size)]", "members = members[: self.max_batch_size]", SAMPLER),
-    Mutant("train/training.py", "    if not plan.certified:\n", "    if False:\n", LOOP),
-    Mutant(CORRELATED, "    if not verdict.certified:\n", "    if False:\n", f"{GUARDS} {LOOP}"),
-    Mutant("train/procedures/protocol.py", "if steps > covered:", "if steps > 2 * covered:", f"{LOOP} {BATCHES}"),
+    Mutant("train/training.py", "    if not plan.certified:\n", "    if False:\n", ARGUMENTS),
+    Mutant(CORRELATED, "    if not verdict.certified:\n", "    if False:\n", f"{GUARDS} {ARGUMENTS}"),
+    Mutant("train/procedures/protocol.py", "if steps > covered:", "if steps > 2 * covered:", f"{ARGUMENTS} {BATCHES}"),
     Mutant(FOLDER, 'if kept["data"] != keyed(kept["sampler_key"], data):', "if False:", f"{LOOP} {BOUND}"),
     Mutant(FOLDER, "(self.folder / name).chmod(0o700)", "pass", LOOP),
     # What a run is bound to; keys of runs; what a folder shows.
@@ -507,11 +504,11 @@ MUTANTS = [
     Mutant("jaxacct/strategies/buffered_toeplitz.py", "        return workload.error(inverse) / float(self.array[0]) ** 2\n", "        return workload.error(inverse)\n", BUFFERED),
     Mutant("jaxacct/strategies/buffered_toeplitz.py", "        sums[times:] -= sums[:-times].copy()\n", "        pass\n", BUFFERED),
     Mutant("jaxacct/strategies/buffered_toeplitz.py", "np.append(1.0, _powers(decays, n) @ weights)", "np.append(1.0, _powers(decays, n) @ (weights * decays))", BUFFERED),
-    Mutant("jaxacct/strategies/base.py", "        return 2 * len(self.weights)\n", "        return len(self.weights)\n", SUMS),
-    Mutant("jaxacct/strategies/buffered_toeplitz.py", "    return BufferedRecursion(first, weights, decays,", "    return BufferedRecursion(1.0, weights, decays,", SUMS),
-    Mutant("train/noise/recursion.py", "_FINE = 2.0**-31", "_FINE = 1.0", SUMS),
-    Mutant("train/noise/recursion.py", "decays[j] * summed(parts, j) +", "decays[0] * summed(parts, j) +", SUMS),
-    Mutant("train/noise/recursion.py", "units = 2.0 ** np.maximum(0, np.ceil(np.log2(1.001 * levels * LARGEST * reach / 2**30)))", "units = np.ones(len(decays))", SUMS),
+    Mutant("jaxacct/strategies/base.py", "        return 2 * len(self.weights)\n", "        return len(self.weights)\n", NOISE),
+    Mutant("jaxacct/strategies/buffered_toeplitz.py", "    return BufferedRecursion(first, weights, decays,", "    return BufferedRecursion(1.0, weights, decays,", NOISE),
+    Mutant("train/noise/recursion.py", "_FINE = 2.0**-31", "_FINE = 1.0", NOISE),
+    Mutant("train/noise/recursion.py", "decays[j] * summed(parts, j) +", "decays[0] * summed(parts, j) +", NOISE),
+    Mutant("train/noise/recursion.py", "units = 2.0 ** np.maximum(0, np.ceil(np.log2(1.001 * levels * LARGEST * reach / 2**30)))", "units = np.ones(len(decays))", NOISE),
     Mutant("train/noise/recursion.py", "        return self.recursion.noise_reach\n", "        return 1.0\n", NOISE),
     # Matrices for the noise that is needed with sampling.
     Mutant("jaxacct/strategies/amplified.py", "np.where(np.arange(lags.size) > 0, 2.0, 1.0)", "np.ones(lags.size)", AMPLIFIED),
@@ -587,9 +584,9 @@ MUTANTS = [
     Mutant("train/models/loss.py", "args[1] if len(args) > 1 else None", "True", NORMED),
     Mutant("train/clipping/sums.py", "        with no_batch_statistics():\n", "        if True:\n", NORMED),
     # Constants of a program are part of its digest, wherever JAX keeps them.
-    Mutant("train/batches/fingerprints.py", '    yield from map(_content, getattr(program, "consts", ()))\n', "", CONSTANTS),
-    Mutant("train/batches/fingerprints.py", "        yield from _traced(value)\n", "        pass\n", CONSTANTS),
-    Mutant("train/batches/fingerprints.py", "sorted(map(repr, value))", "map(repr, value)", CONSTANTS),
+    Mutant("train/batches/fingerprints.py", '    yield from map(_content, getattr(program, "consts", ()))\n', "", ROWS),
+    Mutant("train/batches/fingerprints.py", "        yield from _traced(value)\n", "        pass\n", ROWS),
+    Mutant("train/batches/fingerprints.py", "sorted(map(repr, value))", "map(repr, value)", ROWS),
     # Rows stay apart in gradients of grouped convolutions.
     Mutant("train/clipping/programs.py", "_rewritten(function, _ungrouped)", "function", GROUPED),
     Mutant("train/clipping/programs.py", "if eqn.primitive.name not in _INLINED or len", "if len", GROUPED),

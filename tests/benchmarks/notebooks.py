@@ -22,14 +22,13 @@ from nbclient import NotebookClient
 from PIL import Image
 
 from jaxacct.common.version import VERSION
+from tests.commands import link_installation
 
 ROOT = Path(__file__).parents[2]
 FOLDER = ROOT / "notebooks"
 # The one place of the address of the repository, from which those of notebooks are written.
 SOURCE = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]["urls"]["Source"]
-BADGE = (
-    SOURCE.replace("https://github.com", "https://colab.research.google.com/github") + "/blob/main/notebooks"
-)
+BADGE = SOURCE.replace("github.com", "colab.research.google.com/github") + "/blob/main/notebooks"
 PAGE = re.compile(r"https://github\.com/[\w.-]+/[\w.-]+/blob/main/(?=jaxacct/|notebooks/|tests/)")
 INSTALL = f"""# Installs jaxacct where it is missing (Colab): from the checkout around it, else from PyPI.
 import importlib.util
@@ -56,13 +55,6 @@ def with_addresses(notebook, name: str):
     return notebook
 
 
-def assert_installed(folder: Path) -> None:
-    """Make `folder` one to import from that looks like an installation."""
-    (folder / "jaxacct").mkdir()
-    for part in [*(ROOT / "jaxacct").iterdir(), ROOT / "train"]:
-        (folder / "jaxacct" / part.name).symlink_to(part)
-
-
 def execute(path: Path, imports: Path, folder: Path, timeout: int = 600):
     """The notebook with fresh outputs, run in `folder` with `imports` to import from.
 
@@ -78,11 +70,8 @@ def execute(path: Path, imports: Path, folder: Path, timeout: int = 600):
         cell.metadata.pop("execution", None)
         if cell.cell_type == "code":
             # A stored slider has no kernel to move it; its first picture stays.
-            cell.outputs = [
-                out
-                for out in cell.outputs
-                if out.get("name") != "stderr" and WIDGET not in out.get("data", {})
-            ]
+            kept = (out for out in cell.outputs if out.get("name") != "stderr")
+            cell.outputs = [out for out in kept if WIDGET not in out.get("data", {})]
             for data in (out.data for out in cell.outputs if "image/png" in out.get("data", {})):
                 data["image/png"] = smaller(data["image/png"])
     return notebook
@@ -110,7 +99,7 @@ def main() -> None:
             continue
         since = time.monotonic()
         with tempfile.TemporaryDirectory() as imports, tempfile.TemporaryDirectory() as folder:
-            assert_installed(Path(imports))
+            link_installation(Path(imports))
             nbformat.write(execute(path, Path(imports), Path(folder)), path)
         print(f"{path.name}: {time.monotonic() - since:.0f} s, {path.stat().st_size // 1000} kB", flush=True)
 

@@ -55,19 +55,16 @@ def time_beside_peers(records: dict[str, dict]):
     loss, short = records["draws"]["rows"][:2]
     blt, step = records["buffered"]["rows"][-1], records["opacus"]["rows"][1]
     run = records["calibrate"]["rows"][1]
-    jobs = [
-        (f"10,000 losses, n = {row[0]} (jax-privacy)", *(1e4 / first_number(rate) for rate in row[2:4]))
-        for row in (loss, short)
-    ]
+    named = ((f"10,000 losses, n = {row[0]} (jax-privacy)", row[2:4]) for row in (loss, short))
+    jobs = [(name, *(1e4 / first_number(rate) for rate in rates)) for name, rates in named]
     jobs.append((f"optimal BLT, n = {blt[0]} (jax-privacy)", float(blt[-2]), float(blt[-1])))
     jobs.append(("private step, CNN (Opacus)", first_number(step[4]) / 1e3, first_number(step[2]) / 1e3))
     jobs.append(("production noise (arXiv 2602.09338)", first_number(run[3]), 300 * 86_400.0))
     figure, axes = blank_axes(7.0, 3.6)
     for place, (_, here, there) in enumerate(jobs):
         axes.plot([here, there], [place, place], color="0.8", linewidth=1, zorder=0)
-        axes.annotate(
-            f"{there / here:,.0f} x", (there, place), (6, -3), textcoords="offset points", fontsize=8
-        )
+        shown = dict(textcoords="offset points", fontsize=8)
+        axes.annotate(f"{there / here:,.0f} x", (there, place), (6, -3), **shown)
         axes.plot(here, place, "o", color=PALETTE[0], label="jaxacct" if place == 0 else None)
         axes.plot(there, place, "s", color=PALETTE[1], label="the other" if place == 0 else None)
     axes.set_yticks(range(len(jobs)), [name for name, _, _ in jobs], fontsize=8)
@@ -79,10 +76,7 @@ def time_beside_peers(records: dict[str, dict]):
     return figure
 
 
-DRAWN = {
-    "noise-by-sampler": noise_by_sampler,
-    "time-beside-peers": time_beside_peers,
-}
+DRAWN = {"noise-by-sampler": noise_by_sampler, "time-beside-peers": time_beside_peers}
 
 
 def write(records: dict[str, dict]) -> None:

@@ -75,9 +75,8 @@ def record(
       note: what a reader must know to read the table.
       machine: that measured, if it is another than this one.
     """
-    commit = subprocess.run(
-        ["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True, cwd=FOLDER
-    ).stdout.strip()
+    command = ["git", "rev-parse", "--short", "HEAD"]
+    commit = subprocess.run(command, capture_output=True, text=True, cwd=FOLDER).stdout.strip()
     module = sys.modules["__main__"].__spec__
     program = f"python -m {module.name}" if module else f"python {os.path.relpath(sys.argv[0])}"
     found = {

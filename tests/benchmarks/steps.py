@@ -28,7 +28,7 @@ from jaxacct.calibration.calibrate import calibrate
 from jaxacct.calibration.options import CalibrationOptions
 from jaxacct.core.plan import Plan
 from tests.benchmarks.results import record
-from tests.train.fitting import fit
+from tests.train.runs import fit
 from train.models.lora import add_lora
 from train.models.loss import nnx_loss
 from train.models.networks import SmallCNN, Transformer, cross_entropy, next_token
@@ -67,10 +67,7 @@ def _transformer(rank: int | None = None, width: int = 64, layers: int = 2) -> T
 
 def _images(*shape):
     generator = np.random.default_rng(0)
-    return lambda n: {
-        "inputs": generator.normal(size=(n, *shape)).astype(np.float32),
-        "labels": np.zeros(n, np.int32),
-    }
+    return lambda n: dict(inputs=np.float32(generator.normal(size=(n, *shape))), labels=np.zeros(n, np.int32))
 
 
 def _text(n):
@@ -157,25 +154,13 @@ def noise_of(name: str, size: int) -> list[str] | None:
     return [*map(str, row), f"{1e6 * ours_ms / size:.1f}"]
 
 
-def noise() -> None:
-    """Correlated noise of a step: key stream, normals, sum, and what is kept."""
+def noise():
+    """Yield rows of correlated noise of a step: key stream, normals, sum, and what is kept."""
     os.environ["OPENBLAS_NUM_THREADS"] = "1"  # of the processes of rows
-    rows = []
-    for size in SIZES:
-        for name in NOISES:
-            with multiprocessing.get_context("spawn").Pool(1) as pool:
-                rows.append(pool.apply(noise_of, (name, size)))
-    record(
-        "noise",
-        question="Correlated noise beside one pass over its memory",
-        order=64,
-        columns=["noise", "parameters", "copies kept", "ours, ms", "a pass, ms", "ratio", "ns a parameter"],
-        rows=[row for row in rows if row],
-        note="Least wall time of a step's noise: key stream, normals, sum over what is kept, "
-        "and storing. A pass: NumPy's product of a vector and a float32 matrix of as many bytes as what is "
-        "kept, on one core: it reads them and writes one vector. One band keeps nothing; a pass reads one "
-        "vector there. Buffers write all that they keep, too.",
-    )
+    for size, name in itertools.product(SIZES, NOISES):
+        with multiprocessing.get_context("spawn").Pool(1) as pool:
+            if row := pool.apply(noise_of, (name, size)):
+                yield row
 
 
 def plain_and_private(name: str, size: int, bands: int) -> tuple:
@@ -204,27 +189,18 @@ def plain_and_private(name: str, size: int, bands: int) -> tuple:
     return loss, params, batch, step, {"plain": plainly, "private": privately}
 
 
-def steps() -> None:
-    """Steps of SGD with ghost clipping, and jax-privacy's with gradients of 8 examples at a time."""
-    rows = []
+def steps():
+    """Yield rows of SGD with ghost clipping, and jax-privacy's with gradients of 8 examples at a time."""
     for name, size, bands in JOBS:
         loss, params, batch, _, runs = plain_and_private(name, size, bands)
         if size == 64 and bands == 16 and name != "transformer":
             runs["jax-privacy"] = peer(loss, params, batch, bands)
         found = by_turns(runs, 16 if size > 4 else 1)
-        rows.append([name, size, bands, *(f"{found['plain'][i]:.1f}" for i in (0, 1))])
+        row = [name, size, bands, *(f"{found['plain'][i]:.1f}" for i in (0, 1))]
         for kind in ("private", "jax-privacy"):
             ratios = [found[kind][i] / found["plain"][i] for i in (0, 1)] if kind in found else []
-            rows[-1].append(f"{found[kind][0]:.1f}: {ratios[0]:.2f} ({ratios[1]:.2f})" if ratios else "")
-        record(
-            "steps",
-            question="Private steps by bands, batch and model, over plain ones",
-            order=65,
-            columns=["model", "batch", "bands", "plain, CPU ms", "wall ms", "private", "jax-privacy"],
-            rows=rows,
-            note="Private: CPU ms: over plain, CPU (wall). jax-privacy 2.0.0: clipped_grad by 8 examples and "
-            "its own streamed noise of as many bands, float32.",
-        )
+            row.append(f"{found[kind][0]:.1f}: {ratios[0]:.2f} ({ratios[1]:.2f})" if ratios else "")
+        yield row
 
 
 def peer_of(loss, bands: int, size: int, optimizer):
@@ -283,23 +259,7 @@ def fits(runs: int):
             at(number)
         jax.block_until_ready(state.params)
         bare = taken()
-        yield (
-            *(f"{each[0]:.2f} ({each[1]:.2f})" for each in (fitted, bare)),
-            f"{fitted[0] / bare[0]:.2f} ({fitted[1] / bare[1]:.2f})",
-        )
-
-
-def loop() -> None:
-    """`fit` in memory beside a bare loop."""
-    record(
-        "fit",
-        question="`fit` beside a bare loop over `make_step`",
-        order=67,
-        columns=["fit, ms a step", "bare loop", "ratio"],
-        rows=[list(row) for row in fits(7)],
-        note="Perceptron, mean batch 64, one band: CPU (wall), steps 50 to 550; seven runs. `fit` draws "
-        "batches and reads their rows; the bare loop is given the same 64 rows, padded as `fit` pads.",
-    )
+        yield [f"{each[0]:.2f} ({each[1]:.2f})" for each in (fitted, bare, fitted / bare)]
 
 
 def memory_of(name: str) -> list[str]:
@@ -321,23 +281,46 @@ def memory_of(name: str) -> list[str]:
     return [name, f"{kept / size:.0f}", f"{(resident('VmHWM') - before - kept) / size:.1f}"]
 
 
-def memory() -> None:
-    """Peak resident memory of steps of one dense layer of 100 million parameters, beyond their state."""
+def memory():
+    """Yield rows of the peak resident memory of steps of one dense layer, beyond their state."""
     with multiprocessing.get_context("spawn").Pool(1, maxtasksperchild=1) as pool:
-        rows = pool.map(memory_of, ("1 band", "16 bands", *list(NOISES)[-2:]), chunksize=1)
-    record(
-        "step_memory",
-        question="Memory of a private step beyond its state, in copies of the parameters",
-        order=66,
-        columns=["noise", "state, copies", "beyond it at the peak, copies"],
-        rows=rows,
-        note="One dense layer of 100 million parameters, batch 4, SGD, ghost clipping; resident memory, with "
-        "that of compiling the step (0.1 GB is a quarter of a copy).",
-    )
+        yield from pool.map(memory_of, ("1 band", "16 bands", *list(NOISES)[-2:]), chunksize=1)
 
 
-PARTS = {part.__name__: part for part in (noise, steps, memory, loop)}
+# Part -> (name of its record, rows, question, order, columns, note).
+PARTS = {
+    "noise": (
+        "noise", noise, "Correlated noise beside one pass over its memory", 64,
+        ["noise", "parameters", "copies kept", "ours, ms", "a pass, ms", "ratio", "ns a parameter"],
+        "Least wall time of a step's noise: key stream, normals, sum over what is kept, and storing. A pass: "
+        "NumPy's product of a vector and a float32 matrix of as many bytes as what is kept, on one core: it "
+        "reads them and writes one vector. One band keeps nothing; a pass reads one vector there. Buffers "
+        "write all that they keep, too.",
+    ),
+    "steps": (
+        "steps", steps, "Private steps by bands, batch and model, over plain ones", 65,
+        ["model", "batch", "bands", "plain, CPU ms", "wall ms", "private", "jax-privacy"],
+        "Private: CPU ms: over plain, CPU (wall). jax-privacy 2.0.0: clipped_grad by 8 examples and its own "
+        "streamed noise of as many bands, float32.",
+    ),
+    "memory": (
+        "step_memory", memory, "Memory of a private step beyond its state, in copies of the parameters", 66,
+        ["noise", "state, copies", "beyond it at the peak, copies"],
+        "One dense layer of 100 million parameters, batch 4, SGD, ghost clipping; resident memory, with that "
+        "of compiling the step (0.1 GB is a quarter of a copy).",
+    ),
+    "loop": (
+        "fit", lambda: fits(7), "`fit` beside a bare loop over `make_step`", 67,
+        ["fit, ms a step", "bare loop", "ratio"],
+        "Perceptron, mean batch 64, one band: CPU (wall), steps 50 to 550; seven runs. `fit` draws batches "
+        "and reads their rows; the bare loop is given the same 64 rows, padded as `fit` pads.",
+    ),
+}  # fmt: skip
 
 if __name__ == "__main__":
     for part in sys.argv[1:] or PARTS:
-        PARTS[part]()
+        name, rows_of, question, order, columns, note = PARTS[part]
+        rows = []
+        for row in rows_of():
+            rows.append(list(row))
+            record(name, question=question, order=order, columns=columns, rows=rows, note=note)

@@ -173,9 +173,8 @@ def test_another_file_in_its_place_is_refused(tmp_path):
 
 
 def rows(protocol: Protocol, of) -> dict[figure_4.Job, dict[str, str]]:
-    return {
-        job: dict(noise_multiplier="1.5", accuracy=str(of(job)), seconds="1.0") for job in protocol.jobs()
-    }
+    row = dict(noise_multiplier="1.5", seconds="1.0")
+    return {job: row | dict(accuracy=str(of(job))) for job in protocol.jobs()}
 
 
 def test_the_best_rate_counts_and_a_rate_with_runs_missing_does_not():

@@ -31,11 +31,8 @@ def rate(draw, samples: int) -> float:
 
 def peer_rate(scheme: BMinSep, strategy: BandedToeplitz, samples: int) -> float:
     """Samples per second of jax-privacy."""
-    peer = batch_selection.BMinSepSampling(
-        sampling_prob=scheme.sampling_probability,
-        iterations=scheme.iterations,
-        min_sep=scheme.min_separation,
-    )
+    n, b, p = scheme.iterations, scheme.min_separation, scheme.sampling_probability
+    peer = batch_selection.BMinSepSampling(sampling_prob=p, iterations=n, min_sep=b)
 
     def draw(number):
         sample_generation.get_privacy_loss_sample(peer, 0.47, strategy.array, seed=0, num_samples=number)

@@ -15,6 +15,7 @@ import pytest
 import jaxacct as ja
 from tests import calibrating
 from tests.commands import exit_code
+from tests.train.runs import plan
 from train import load_model
 
 
@@ -182,6 +183,9 @@ LINES = [
     ("verify other.json --replay --rule fixed", "rule must not be given together with replay"),
     (f"tradeoff general --dataset-size 50k --num-epochs 0 {TARGET}", "num_epochs must be an integer of at l"),
     ("train --plan nowhere.json --out run/", "plan nowhere.json cannot be read"),
+    ("train --plan digits.json --out run/ --data mnist", "data_folder"),
+    ("train --plan digits.json --out run/ --learning-rate -1", "learning_rate"),
+    ("train --plan digits.json --out run/ --steps 1000", "steps must be at most"),
     ("train --plan other.json --out run/ --data imagenet", '"imagenet" for --data. Choose from: "digits"'),
     ("train --plan other.json --out run/ --clipping fast", '"fast" for --clipping. Choose from: "auto"'),
 ]
@@ -197,6 +201,7 @@ def folder(tmp_path_factory):
     (folder / "other.json").write_text(json.dumps({"schema": "another"}))
     (folder / "coefficients.txt").write_text("1\n0.5\n")
     (folder / "link.json").symlink_to("text.json")
+    plan(dataset_size=1440).save(folder / "digits.json")
     return folder
 
 

@@ -24,7 +24,6 @@ from jaxacct.report.facts import describe
 from jaxacct.statistics.lines import KINDS
 from tests.commands import exit_code
 from tests.refusals import refused
-from train.batches.data import load
 
 # The mechanism of `test_calibrate`, whose programs are compiled anyway.
 COMMON = "--scheme b-min-sep --dataset-size 3000 --batch-size 50 --iterations 60".split()
@@ -220,10 +219,6 @@ def test_what_cannot_work_is_not_printed(tmp_path, monkeypatch, capsys):
     assert len(commands(bare)) == 1 and "--dataset-size and --batch-size" in bare
     unwritten = steps([*RUN, "--dataset-size", "5000"], capsys)
     assert "--out plan.json" in unwritten and not commands(unwritten)
-
-
-def test_the_data_set_without_a_download():
-    assert len(load("digits").train) == DIGITS
 
 
 @pytest.mark.skipif(os.name != "posix", reason="pipes of POSIX")

@@ -80,9 +80,7 @@ def test_train_says_what_is_missing(monkeypatch, capsys):
 def test_no_colour_where_none_is_wanted(asked):
     """On a terminal; with the variable no escape code is printed at all."""
     pty = pytest.importorskip("pty")
-    environment = {name: value for name, value in os.environ.items() if name != "NO_COLOR"} | {
-        "TERM": "xterm"
-    }
+    environment = {n: value for n, value in os.environ.items() if n != "NO_COLOR"} | {"TERM": "xterm"}
     environment |= {"NO_COLOR": "1"} if asked else {}
     main, terminal = pty.openpty()
     command = [sys.executable, "-m", "jaxacct", "--help"]

@@ -782,7 +782,7 @@ def test_fit_verifies_before_its_first_step(drawn, monkeypatch):
     unless the caller says that it need not be verified."""
     import optax
 
-    from tests.train.fitting import fit
+    from tests.train.runs import fit
 
     by_any_proposal = ja.Plan.verify  # here by the one that is compiled already
     monkeypatch.setattr(ja.Plan, "verify", lambda *of, **how: by_any_proposal(*of, proposal="plain", **how))

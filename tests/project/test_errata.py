@@ -72,10 +72,9 @@ def test_jax_privacy_last_columns_of_truncated_batches(bands):
     coefficients, outputs = np.full(bands, bands**-0.5), np.array([[0.4, -0.2, 0.9]]).T
     options = dict(sampling_prob=p, iterations=n, min_sep=3, warm_start=False)
     peers = [batch_selection.BMinSepSampling(**options, truncated_batch_size=cap) for cap in (None, 5)]
-    losses = [
-        sample_generation.compute_privacy_loss(peer, outputs, sigma, coefficients, aux).item()
-        for peer, aux in zip(peers, (None, np.zeros((n, 1), int)), strict=True)
-    ]
+    sides = None, np.zeros((n, 1), int)
+    found = sample_generation.compute_privacy_loss
+    losses = [found(p, outputs, sigma, coefficients, a).item() for p, a in zip(peers, sides, strict=True)]
     assert losses[0] == pytest.approx(losses[1], rel=1e-12)
     columns = sum(np.eye(n, k=-j) for j in range(bands)) * bands**-0.5
     ratios = np.exp((outputs[:, 0] @ columns - (columns**2).sum(axis=0) / 2) / sigma**2)

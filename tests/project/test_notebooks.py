@@ -105,11 +105,8 @@ def test_what_ships_was_run_and_is_independent_of_the_machine(path):
     code = cells(path)
     assert [cell.execution_count for cell in code] == list(range(1, len(code) + 1))
     outputs = [out for cell in code for out in cell.outputs]
-    assert len(outputs) >= 4 and {out.output_type for out in outputs} <= {
-        "stream",
-        "display_data",
-        "execute_result",
-    }
+    kinds = {"stream", "display_data", "execute_result"}
+    assert len(outputs) >= 4 and {out.output_type for out in outputs} <= kinds
     texts = [out.text for out in outputs if out.output_type == "stream"]
     shown = [data for out in outputs if "data" in out for data in out.data.items()]
     texts += [text for kind, text in shown if kind.startswith("text/")]

@@ -30,12 +30,8 @@ def test_every_package_is_listed():
 
 def test_pages_and_styles_are_listed():
     data = PROJECT["tool"]["setuptools"]["package-data"]
-    listed = {
-        path
-        for name, patterns in data.items()
-        for pattern in patterns
-        for path in (ROOT / name.replace(".", "/")).glob(pattern)
-    }
+    patterns = [(name.replace(".", "/"), each) for name, part in data.items() for each in part]
+    listed = {path for name, pattern in patterns for path in (ROOT / name).glob(pattern)}
     for suffix in ("*.md", "*.css", "*.pyi", "py.typed"):
         assert {*(ROOT / "jaxacct").rglob(suffix)} <= listed, suffix
 
@@ -64,9 +60,8 @@ def test_the_lowest_versions_are_the_declared_ones():
         name, bound = re.match(r"([a-z\-]+)(?:\[[^\]]*\])?(?:>=([\d.]+))?", requirement).groups()
         if bound:
             declared[name] = bound
-    pinned = dict(
-        line.split("==") for line in (ROOT / ".ci" / "lowest.txt").read_text().splitlines() if "==" in line
-    )
+    lines = (ROOT / ".ci" / "lowest.txt").read_text().splitlines()
+    pinned = dict(line.split("==") for line in lines if "==" in line)
     assert set(declared) <= set(pinned)
     for name, bound in declared.items():
         assert pinned[name] == bound or pinned[name].startswith(f"{bound}."), name

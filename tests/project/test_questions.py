@@ -15,9 +15,8 @@ from jaxacct.cli import main as cli
 from jaxacct.cli.usage import parse
 from tests.commands import exit_code
 from tests.project.test_notebooks import no_steps
-from tests.train import stand_in_torch
 from tests.train.clipping.test_by_device import in_process
-from tests.train.plans import plan
+from tests.train.runs import plan
 from train.arguments import _HINTS
 from train.run import loop
 
@@ -33,7 +32,7 @@ SMALLER = {
     " --iterations 40",
     "1.1e-10": "1e-6",
     "--dataset-size 60000 --batch-size 240": "--dataset-size 3000 --batch-size 100",
-    "--batch-size 500 --iterations 600": "--batch-size 60 --iterations 6",
+    "--batch-size 500 --iterations 600": "--batch-size 60 --iterations 1",
     "--batch-size 50 --iterations 200": "--batch-size 20 --iterations 3",
     "--epsilon 1.46": "--epsilon 4",
     "1200000": "12000",
@@ -151,7 +150,6 @@ def test_commands_of_a_page_run(page, tmp_path, monkeypatch, shared):
     """As notebooks do: steps are traced and not run, which tests of training are for."""
     monkeypatch.setattr(loop.Run, "_taken", no_steps)
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setitem(sys.modules, "torch", stand_in_torch.module())
     prepare(tmp_path, page, 3000, shared)
     run_page(page, tmp_path, lambda line: REPLACED.sub(lambda found: SMALLER[found[0]], line))
 

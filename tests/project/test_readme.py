@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.train.plans import plan
+from tests.train.runs import plan
 
 ROOT = Path(__file__).parents[2]
 README = (ROOT / "README.md").read_text(encoding="utf-8")
@@ -111,9 +111,7 @@ def missing(text: str) -> list[str]:
 
 
 def test_every_path_and_name_exists():
-    found = {
-        page.relative_to(ROOT): missing(page.read_text(encoding="utf-8")) for page in [*PAGES, *WITH_NAMES]
-    }
+    found = {page: missing(page.read_text(encoding="utf-8")) for page in [*PAGES, *WITH_NAMES]}
     assert not {page: names for page, names in found.items() if names}
 
 

@@ -132,9 +132,8 @@ def public_classes():
             module = importlib.import_module(name)
             for value in (getattr(module, public) for public in getattr(module, "__all__", ())):
                 if inspect.isclass(value):
-                    yield from (
-                        one for one in value.__mro__ if one.__module__.startswith(("jaxacct", "train"))
-                    )
+                    ours = "jaxacct", "train"
+                    yield from (one for one in value.__mro__ if one.__module__.startswith(ours))
 
 
 def is_documented(cls: type, name: str) -> bool:

@@ -134,19 +134,18 @@ def test_extreme_points():
 
 
 def test_bad_numbers_are_refused():
-    for arguments, match in [
-        ((math.nan, 0.1, 0.5), "epsilons must be at least 0"),
-        ((-1.0, 0.1, 0.5), "epsilons must be at least 0"),
-        ((1.0, math.nan, 0.5), "deltas must be in"),
-        ((1.0, 1.1, 0.5), "deltas must be in"),
-        ((1.0, 0.1, math.nan), "false_positive_rate must be in"),
-        ((1.0, 0.1, 1.5), "false_positive_rate must be in"),
-        (([1.0, 2.0], 0.1, 0.5), "equally many"),
-        (([], [], 0.5), "got empty"),
+    for epsilon, delta, match in [
+        (math.nan, 0.1, "epsilons must be at least 0"),
+        (-1.0, 0.1, "epsilons must be at least 0"),
+        (1.0, math.nan, "deltas must be in"),
+        (1.0, 1.1, "deltas must be in"),
+        ([1.0, 2.0], 0.1, "equally many"),
+        ([], [], "got empty"),
     ]:
-        refused(match, risk.true_positive_rate, *arguments)
-        if "false_positive" not in match:
-            refused(match, risk.advantage, *arguments[:2])
+        refused(match, risk.true_positive_rate, epsilon, delta, 0.5)
+        refused(match, risk.advantage, epsilon, delta)
+    for rate in (math.nan, 1.5):
+        refused("false_positive_rate must be in", risk.true_positive_rate, 1.0, 0.1, rate)
 
 
 def a_gaussian_step() -> Plan:
@@ -232,10 +231,8 @@ def test_bands_of_a_truncated_plan_are_raised_by_what_truncation_may_add(monkeyp
 
     monkeypatch.setattr("jaxacct.report.html.privacy_profile", drawn)
     found = measure(plan, 10)
-    added = [
-        truncation.reserve(plan.mechanism.scheme, e, plan.dataset_size, plan.max_batch_size)
-        for e in map(float, found.epsilons)
-    ]
+    sizes = plan.dataset_size, plan.max_batch_size
+    added = [truncation.reserve(plan.mechanism.scheme, float(e), *sizes) for e in found.epsilons]
     assert min(added) > 0 and max(added) == added[0]
     implied = EpsilonDelta(plan.epsilon, plan.delta).delta(found.epsilons)
     np.testing.assert_allclose(found.upper, np.minimum(0.03 + np.array(added), implied), rtol=1e-12)
@@ -342,9 +339,8 @@ def test_a_forged_plan_is_not_shown_as_certified(tmp_path, capsys, monkeypatch):
     plan.save(tmp_path / "plan.json")
     arguments = ["report", tmp_path / "plan.json", "--out", tmp_path / "r.html", "--draws", 0]
     assert exit_code(*arguments, "--json") == 1
-    assert json.loads(capsys.readouterr().out) == {
-        **{"certified": False, "verified": False, "out": str(tmp_path / "r.html")}
-    }
+    expected = {"certified": False, "verified": False, "out": str(tmp_path / "r.html")}
+    assert json.loads(capsys.readouterr().out) == expected
     words = Page((tmp_path / "r.html").read_text()).words
     assert "NOT CERTIFIED: fresh samples do not verify this plan" in words.split("The mechanism")[0]
     assert plan.statement() not in words

@@ -1,6 +1,7 @@
 """Runs of the same step are one program: tracing and compiling it is most of what a short run takes."""
 
 import functools
+import signal
 import sys
 import types
 
@@ -8,10 +9,12 @@ import jax
 import numpy as np
 import pytest
 
+from train.batches import fingerprints
 from train.models.loss import Loss
 from train.optimizers import Privatizer
 
 _PROGRAMS, _LOSSES = {}, {}  # of this process, whatever the module
+_of_trace = fingerprints.of_trace
 
 
 class _Shared:
@@ -86,14 +89,29 @@ def _made_of(value):
     return type(value), value
 
 
+@functools.cache
+def _digest_of(traced) -> str:
+    """The digest of a program, which a shared step hands out again and again."""
+    return _of_trace(traced)
+
+
 def share_programs(patch: pytest.MonkeyPatch) -> dict:
     """From here on equal steps share one program; all of them, to be cleared if need be."""
     proxy = types.SimpleNamespace(**vars(jax))
     proxy.jit = _Shared
+    patch.setattr(fingerprints, "of_trace", _digest_of)
     for name in ("train.procedures.step", "train.procedures.convex", "train.procedures.dice"):
         if name in sys.modules:
             patch.setattr(sys.modules[name], "jax", proxy)
     return _PROGRAMS
+
+
+@pytest.fixture
+def interruptible():
+    """Interrupts reach the tests of a process that was started in the background, too."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
 
 
 @pytest.fixture

@@ -54,10 +54,8 @@ def model(make):
 
 
 def _labels(generator, number):
-    return {
-        "y": generator.integers(0, CLASSES, number).astype(np.int32),
-        "number": np.arange(number, dtype=np.int32),
-    }
+    y = generator.integers(0, CLASSES, number).astype(np.int32)
+    return {"y": y, "number": np.arange(number, dtype=np.int32)}
 
 
 def images(size=12, channels=1, number=ROWS):
@@ -135,9 +133,8 @@ def linen_cnn(self, x):
 def nnx_cnn():
     class Net(nnx.Module):
         def __init__(self, rngs):
-            self.convolutions = nnx.List(
-                [nnx.Conv(a, b, (3, 3), rngs=rngs) for a, b in ((1, 8), (8, 16))],
-            )
+            sizes = (1, 8), (8, 16)
+            self.convolutions = nnx.List([nnx.Conv(a, b, (3, 3), rngs=rngs) for a, b in sizes])
             self.hidden = nnx.Linear(144, 64, rngs=rngs)
             self.out = nnx.Linear(64, CLASSES, rngs=rngs)
 
@@ -167,12 +164,10 @@ class Standardized(linen.Module):
     def __call__(self, x):
         shape = (self.window, self.window, x.shape[-1], self.features)
         kernel = self.param("kernel", linen.initializers.he_normal(), shape)
-        kernel = (kernel - kernel.mean((0, 1, 2))) * lax.rsqrt(
-            kernel.var((0, 1, 2)) * kernel[..., 0].size + 1e-4
-        )
-        return lax.conv_general_dilated(
-            x, kernel, (self.stride, self.stride), "SAME", dimension_numbers=("NHWC", "HWIO", "NHWC")
-        )
+        spread = kernel.var((0, 1, 2)) * kernel[..., 0].size
+        kernel = (kernel - kernel.mean((0, 1, 2))) * lax.rsqrt(spread + 1e-4)
+        strides, layouts = (self.stride, self.stride), ("NHWC", "HWIO", "NHWC")
+        return lax.conv_general_dilated(x, kernel, strides, "SAME", dimension_numbers=layouts)
 
 
 class Residual(linen.Module):

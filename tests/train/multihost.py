@@ -24,7 +24,7 @@ def main(process: int, processes: int, port: str, out: str, mode: str) -> None:
     import numpy as np
     import optax
 
-    from tests.train.plans import plan
+    from tests.train.runs import plan
     from train import TrainOptions, fit
 
     x = np.random.default_rng(0).normal(size=(60, 4)).astype(np.float32)

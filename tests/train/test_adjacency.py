@@ -11,8 +11,7 @@ import pytest
 from jaxacct import BandedToeplitz, BMinSep, Mechanism
 from tests.refusals import refused
 from tests.train.clipping.test_cancelling import AS_USERS_COMPILE, cancelling, linear
-from tests.train.plans import plan_of
-from tests.train.test_loop import KEYS, ROWS, data, flat, run
+from tests.train.runs import KEYS, ROWS, data, flat, plan_of, run
 from train.batches.sampler import Sampler
 from train.clipping.grid import Grid
 from train.clipping.per_example import clipped_gradient_sum
@@ -54,12 +53,8 @@ def test_the_noise_and_the_divisor_are_those_of_the_stated_size():
 
 
 def test_other_sizes_are_refused():
-    for adjacency, rows in (
-        ("add-or-remove-one", ROWS + 1),
-        ("zero-out", ROWS - 1),
-        ("zero-out", ROWS + 1),
-        ("replace-one", ROWS - 1),
-    ):
+    for adjacency, more in (("add-or-remove-one", 1), ("zero-out", -1), ("zero-out", 1), ("replace-one", -1)):
+        rows = ROWS + more
         plan = covered(adjacency)
         refused("data must have the plan's dataset_size 60 rows", run, plan=plan, data=data(rows))
         refused("dataset_size must be the plan's 60", Sampler.from_plan, plan, KEYS[0], dataset_size=rows)

@@ -15,8 +15,8 @@ from scipy import stats
 
 from jaxacct.accountants.tradeoff.plan import GeneralPlan
 from tests.refusals import refused
-from tests.train.fitting import fit
-from tests.train.plans import plan as correlated
+from tests.train.runs import KEYS, fit
+from tests.train.runs import plan as correlated
 from train.batches.sampler import Replayed, make_generator
 from train.clipping.grid import Grid
 from train.clipping.per_example import clipped_gradient_sum
@@ -24,8 +24,6 @@ from train.procedures import batch_clipping
 from train.procedures.batch_clipping import aggregate, epoch_batches, mean_gradient_term, optimizer_term
 
 pytestmark = pytest.mark.usefixtures("shared_programs", "default_promotion")
-
-KEYS = ((1, 2, 3, 4), np.arange(8, dtype=np.uint32))
 
 
 def linear(params, row):
@@ -147,9 +145,8 @@ def test_inner_state_never_leaks_between_rounds_or_terms():
     for before in (rows, huge):
         both = [gradient(params, one) for one in before]
         np.testing.assert_array_equal(both[1], alone)
-        np.testing.assert_allclose(
-            total(term, before, grid) - total(term, before[:1], grid), alone, atol=1e-3
-        )
+        difference = total(term, before, grid) - total(term, before[:1], grid)
+        np.testing.assert_allclose(difference, alone, atol=1e-3)
     # A round carries parameters, noise and the outer state, and nothing else.
     options = dict(clip_norm=1.0, inner=inner, key=KEYS[1])
     step = batch_clipping.make_round(plan(), square, optax.sgd(0.0), **options)
@@ -243,26 +240,14 @@ def test_plans_are_checked_when_they_are_read(tmp_path):
     made.save(path)
     assert GeneralPlan.load(path) == made and made.terms.adversary == "sampling-revealed"
     stored = json.loads(path.read_text())
-    for name, value in (
-        ("sigma", made.sigma * 0.999),
-        ("epsilon", 7.9),
-        ("delta", 9e-6),
-        ("num_epochs", 51),
-        ("group_size", 2),
-        ("sampling", "subsampling"),
-        ("schema", "other"),
-        ("sigma", -1.0),
-        ("sigma", "4"),
-        ("microbatch_size", 7),
-        ("sigma", math.inf),
-        ("epsilon", math.nan),
-    ):
+    bad = dict(delta=9e-6, num_epochs=51, group_size=2, sampling="subsampling", schema="other")
+    bad = [*bad.items(), ("microbatch_size", 7), ("epsilon", 7.9), ("epsilon", math.nan)]
+    bad += [("sigma", value) for value in (made.sigma * 0.999, -1.0, "4", math.inf)]
+    for name, value in bad:
         refused("", GeneralPlan.from_json, stored | {name: value})
+    without = {name: value for name, value in stored.items() if name != "delta"}
     for malformed, message in (
-        (
-            {name: value for name, value in stored.items() if name != "delta"},
-            "missing required field `delta`",
-        ),
+        (without, "missing required field `delta`"),
         (stored | {"note": 1}, "plan has the unknown field 'note'"),
         (stored | {"num_epochs": 50.0}, r"plan\.num_epochs: Expected `int`, got `float`"),
         ([stored], "schema jaxacct-general-dpsgd"),

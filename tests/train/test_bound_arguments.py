@@ -17,8 +17,7 @@ from flax import nnx
 
 from jaxacct.accountants.tradeoff.plan import GeneralPlan
 from tests.refusals import refused
-from tests.train.plans import plan
-from tests.train.test_loop import KEYS, PARAMS, ROWS, crashed, data, flat, loss, run
+from tests.train.runs import KEYS, PARAMS, ROWS, crashed, data, flat, loss, plan, run
 from train import training
 from train.clipping import grid
 from train.individual import IndividualAccounting
@@ -204,11 +203,8 @@ def test_another_processor_or_compiler_is_elsewhere(name, finished, tmp_path, mo
 
 def test_another_generator_of_jax_is_elsewhere(begun):
     """It decides the masks of dropout, so that the same batches have other sums."""
-    with (
-        jax.threefry_partitionable(False),
-        pytest.raises(ValueError, match=r"another flags: .*partitionable"),
-    ):
-        run(out=begun)
+    with jax.threefry_partitionable(False):
+        refused(r"another flags: .*partitionable", run, out=begun)
 
 
 def test_an_optimizer_that_calls_python_is_not_kept(tmp_path):
@@ -219,8 +215,8 @@ def test_an_optimizer_that_calls_python_is_not_kept(tmp_path):
         return jax.pure_callback(lambda tree: jax.tree.map(lambda leaf: leaf / 2, tree), shape, tree)
 
     optimizer = optax.chain(optax.sgd(0.05), optax.stateless(halved))
-    with pytest.raises(ValueError, match=r"^optimizer must be a program of JAX alone .* got pure_callback$"):
-        run(optimizer=optimizer, out=tmp_path)
+    message = r"^optimizer must be a program of JAX alone .* got pure_callback$"
+    refused(message, run, optimizer=optimizer, out=tmp_path)
 
 
 def test_processors_have_different_names(tmp_path):
@@ -249,19 +245,15 @@ def test_other_versions_go_on_when_that_is_asked_for(tmp_path, monkeypatch):
     elsewhere(monkeypatch)
     options |= dict(microbatch_size=2)
     refused(r"another versions: .*'9'}; its noise .*; elastic continues all the", run, **options)
-    with pytest.raises(
-        ValueError, match=r"another clip_norm: 1\.0, now 2\.0; its noise must not be used twice$"
-    ):
-        run(**options, clip_norm=2.0, elastic=True)
-    with monkeypatch.context() as patch:
-        patch.setattr(folder, "generator", lambda: [0.0] * 6)
-        refused("another generator of noise", run, **options, elastic=True)
-    with monkeypatch.context() as patch:
-        patch.setattr(grid, "_LEVELS", grid._LEVELS / 4)  # a release whose kept noise is in other units
-        refused("another generator of noise", run, **options, elastic=True)
-    with pytest.warns(
-        UserWarning, match="continues elsewhere from step 4 .versions .* loss and optimizer, .* The guarantee"
-    ):
+    message = r"another clip_norm: 1\.0, now 2\.0; its noise must not be used twice$"
+    refused(message, run, **options, clip_norm=2.0, elastic=True)
+    # The second one is a release whose kept noise is in other units.
+    for change in ((folder, "generator", lambda: [0.0] * 6), (grid, "_LEVELS", grid._LEVELS / 4)):
+        with monkeypatch.context() as patch:
+            patch.setattr(*change)
+            refused("another generator of noise", run, **options, elastic=True)
+    message = "continues elsewhere from step 4 .versions .* loss and optimizer, .* The guarantee"
+    with pytest.warns(UserWarning, match=message):
         moved = run(**options, elastic=True, evaluate=lambda params: {"size": 0.0})
     bare = []
     whole = run(callback=lambda *each: bare.append(each))
@@ -294,11 +286,9 @@ def test_folders_with_another_generator_are_refused(tmp_path):
         rounded = now | {"generator": [x * (1 + 1e-12) for x in now["generator"]]}
         assert kept._compare(now, rounded, elastic=False) is None
         other = now | {"generator": [*now["generator"][:-1], now["generator"][-1] + 1]}
+        message = r"another generator of noise .a release that draws otherwise\)"
         for before in (stored, other, now | {"generator": now["generator"][:-1]}):
-            with pytest.raises(
-                ValueError, match=r"another generator of noise .a release that draws otherwise\)"
-            ):
-                kept._compare(before, now | {"versions": 2}, elastic=True)
+            refused(message, kept._compare, before, now | {"versions": 2}, elastic=True)
 
 
 def test_metrics_go_to_a_callback(tmp_path):

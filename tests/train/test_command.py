@@ -8,7 +8,7 @@ import pytest
 from jaxacct.accountants.dice_plan import DicePlan
 from jaxacct.accountants.tradeoff.plan import GeneralPlan, LastIteratePlan
 from tests import commands
-from tests.train import plans
+from tests.train import runs
 from train.batches.sampler import BatchOverflowError
 from train.procedures.convex import LogisticRegression
 from train.procedures.protocol import procedure_of
@@ -34,20 +34,14 @@ def test_every_kind_of_plan_has_a_procedure():
         assert procedure_of(plan).supports and plan.iterations > 0
 
 
-DICE = DicePlan.calibrate(
-    8.0, 1e-5, dataset_size=1440, batch_size=36, iterations=4, clip_norm=1.0, error_clip_norm=0.1
-)
+SIZES = dict(dataset_size=1440, batch_size=36, iterations=4, clip_norm=1.0, error_clip_norm=0.1)
+DICE = DicePlan.calibrate(8.0, 1e-5, **SIZES)
+KINDS = {"dice": (DICE, "DiceSGD, 4 steps of 36 examples"), "general": (GENERAL, "batch clipping, shuffling")}
 
 
-@pytest.mark.parametrize(
-    ("plan", "said"),
-    [
-        (DICE, "DiceSGD, 4 steps of 36 examples"),
-        pytest.param(GENERAL, "batch clipping, shuffling", marks=pytest.mark.slow),
-    ],
-    ids=["dice", "general"],
-)
-def test_each_kind_of_plan_from_the_command_line(plan, said, tmp_path, capsys):
+@pytest.mark.parametrize("kind", ["dice", pytest.param("general", marks=pytest.mark.slow)])
+def test_each_kind_of_plan_from_the_command_line(kind, tmp_path, capsys):
+    plan, said = KINDS[kind]
     plan.save(tmp_path / "plan.json")
     given = ["--plan", tmp_path / "plan.json", "--out", tmp_path / "run", "--steps", "2"]
     code, out, _ = command(capsys, *given, "--json-output")
@@ -71,7 +65,7 @@ def test_last_iterates_are_refused_by_the_command_line(tmp_path, capsys):
 def test_exit_codes(tmp_path, capsys, monkeypatch):
     """A full disk is no verdict: 1 is of a run that stopped, or of an audit that contradicts its plan."""
 
-    plans.plan("poisson", dataset_size=1440).save(tmp_path / "plan.json")
+    runs.plan("poisson", dataset_size=1440).save(tmp_path / "plan.json")
     given = ["--plan", tmp_path / "plan.json"]
     for error, code in (
         (OSError(28, "No space left on device", "run/checkpoints"), 2),

@@ -11,7 +11,7 @@ import pytest
 
 from jaxacct.accountants.tradeoff.plan import LastIteratePlan
 from tests.refusals import refused
-from tests.train.fitting import fit
+from tests.train.runs import KEYS, fit
 from train.procedures.convex import (
     LogisticRegression,
     noisy_cgd,
@@ -23,12 +23,8 @@ from train.procedures.convex import (
 
 pytestmark = pytest.mark.usefixtures("shared_programs")
 
-KEYS = ((1, 2, 3, 4), np.arange(8, dtype=np.uint32))
-LOSSES = [
-    LogisticRegression(2, 3.0, 0.1),
-    LogisticRegression(2, 3.0, 0.1, clip_norm=0.7),
-    LogisticRegression(4, 3.0, 0.05),
-]
+LOSSES = [LogisticRegression(2, 3.0, 0.1), LogisticRegression(2, 3.0, 0.1, clip_norm=0.7)]
+LOSSES += [LogisticRegression(4, 3.0, 0.05)]
 
 
 @functools.cache
@@ -126,6 +122,7 @@ def test_what_the_plan_does_not_cover_is_refused(tmp_path):
         ({"clip_norm": 1.0}, "clip_norm must not be given"),
         ({"inner": object()}, "inner must not be given"),
         ({"normalize": True}, "normalize must not be given"),
+        ({"average": 0.9}, "average must not be given for a plan of last-iterate"),
         ({"data": np.zeros((8, 3))}, "data must be a pair of features and labels"),
         ({"data": {"x": DATA[0]}}, "data must have inputs and labels, got x"),
         ({"loss": lambda w, x: 0.0}, "loss must be a LogisticRegression"),
@@ -137,24 +134,18 @@ def test_what_the_plan_does_not_cover_is_refused(tmp_path):
 
 
 def test_plans_refuse_steps_outside_the_conditions(tmp_path):
-    for change, word in (
-        ({"stepsize": 5.0}, "stepsize"),
-        ({"method": "x"}, "method"),
-        ({"batch_size": 3}, "batch_size"),
-        ({"steps": 13}, "steps"),
-        ({"noise_std": 0.0}, "noise_std"),
-        ({"diameter": -1.0}, "diameter"),
-    ):
-        refused(word, plan, **change)
+    bad = dict(stepsize=5.0, method="x", batch_size=3, steps=13, noise_std=0.0, diameter=-1.0)
+    for name, value in bad.items():
+        refused(name, plan, **{name: value})
     refused("batch_size", plan, "gd", batch_size=2)
     path = tmp_path / "plan.json"
     plan().save(path)
     assert LastIteratePlan.load(path) == plan()
-    with pytest.raises(ValueError, match="its noise does not give its epsilon"):
-        LastIteratePlan.from_json(plan().to_json() | {"noise_std": 0.1})
-    refused("diameter must be in", lambda: LastIteratePlan.from_json(plan().to_json() | {"diameter": 1e308}))
+    stored, read = plan().to_json(), LastIteratePlan.from_json
+    refused("its noise does not give its epsilon", read, stored | {"noise_std": 0.1})
+    refused("diameter must be in", read, stored | {"diameter": 1e308})
     # The statement names its assumptions.
-    easier = LastIteratePlan.from_json(plan().to_json() | {"grad_sensitivity": 0.0})
+    easier = read(stored | {"grad_sensitivity": 0.0})
     assert "gradient sensitivity of at most 0," in easier.statement() != plan().statement()
     almost = dataclasses.replace(plan(), epsilon=8.000000001)
     assert "(8.000000001, " in almost.statement()
@@ -209,13 +200,12 @@ def test_the_functions_of_the_paper():
     covered = LastIteratePlan.at_noise(20.0, 1e-5, method="gd", loss=LOSSES[0], **sizes)
     assert covered.certified and covered.epsilon < 8
     np.testing.assert_array_equal(by_noise, last(covered, LOSSES[0], DATA, keys=KEYS))
-    with pytest.raises(ValueError, match="clip_norm"):
-        noisy_sgd(LOSSES[2], DATA, KEYS, steps=2, batch_size=2, noise_std=20.0, clip_norm=1.0, **given)
     given |= dict(batch_size=2)
+    few = dict(steps=2, noise_std=20.0)
+    refused("clip_norm", noisy_sgd, LOSSES[2], DATA, KEYS, clip_norm=1.0, **few, **given)
     by_epsilon = noisy_cgd(LOSSES[0], DATA, KEYS, epochs=3, epsilon=8.0, **given)
     assert np.isfinite(by_epsilon).all() and (by_epsilon != by_noise).any()
-    with pytest.raises(ValueError, match="clip_norm"):  # the gradient of no convex function
-        LogisticRegression(3, 3.0, clip_norm=0.5)
+    refused("clip_norm", LogisticRegression, 3, 3.0, clip_norm=0.5)  # the gradient of no convex function
     for change, word in (
         ({"epsilon": 1.0}, "not both"),
         ({"init": np.zeros(3)}, "init"),
@@ -223,7 +213,7 @@ def test_the_functions_of_the_paper():
         ({"projection": project_l2_ball(0.5, 1.0)}, "projection"),
         ({"stepsize": 5.0}, "stepsize"),
     ):
-        refused(word, noisy_sgd, LOSSES[0], DATA, KEYS, **dict(steps=2, noise_std=20.0) | given | change)
+        refused(word, noisy_sgd, LOSSES[0], DATA, KEYS, **few | given | change)
     refused("data must be a pair", noisy_cgd, LOSSES[0], DATA[0], DATA[1], epochs=1, noise_std=20.0, **given)
     refused("loss_fn", lambda: noisy_cgd(lambda w, e: 0.0, DATA, epochs=1, noise_std=20.0, **given))
 

@@ -16,15 +16,7 @@ from tests.refusals import refused
 from train.clipping.per_example import clipped_gradient_sum
 from train.noise.normals import LARGEST
 from train.procedures import dice
-from train.procedures.dice import (
-    DiceRule,
-    DiceState,
-    dice_adam,
-    dice_aggregate,
-    dice_sgd,
-    release,
-    reset_error,
-)
+from train.procedures.dice import DiceRule, DiceState, dice_adam, dice_aggregate, dice_sgd
 
 KEY = np.arange(8, dtype=np.uint32)
 
@@ -97,16 +89,16 @@ def test_noise():
 
 
 def test_secrets_do_not_leave():
-    rule, other = (
-        dice_sgd(0.1, clip_norm=1.0, error_clip_norm=1.0, noise_std=1.0, batch_size=2) for _ in range(2)
-    )
+    sizes = dict(clip_norm=1.0, error_clip_norm=1.0, noise_std=1.0, batch_size=2)
+    rule, other = (dice_sgd(0.1, **sizes) for _ in range(2))
     params = tree(np.zeros(3))
     state = rule.init(params)
     _, state = jax.jit(rule.update)(tree([[3, 4, 12], [0.3, 0, 0.4]]), state, params)
-    nodes = jax.tree.leaves(release(state), is_leaf=lambda node: isinstance(node, DiceState))
+    nodes = jax.tree.leaves(dice.release(state), is_leaf=lambda node: isinstance(node, DiceState))
     public = [node for node in nodes if isinstance(node, DiceState)]
     assert len(public) == 1 and not public[0].key.any() and not flat(public[0].error).any()
-    assert not flat(reset_error(state)[0].error).any() and reset_error(state)[0].key.any()
+    (after, *_) = dice.reset_error(state)
+    assert not flat(after.error).any() and after.key.any()
     # Two runs have two keys.
     assert not np.array_equal(rule.init(params)[0].key, other.init(params)[0].key)
 
@@ -228,9 +220,8 @@ def test_what_is_fed_back_comes_out_of_the_loop(monkeypatch):
 
 def path(gradients, start, steps, *, rate, batch_size, c1=1.0, c2=1.0, **options):
     """((steps, ...) x, (steps, ...) e) after each step; `gradients(x)` has one row an example."""
-    rule = dice_sgd(
-        rate, clip_norm=c1, error_clip_norm=c2, noise_std=0.0, batch_size=batch_size, key=KEY, **options
-    )
+    sizes = dict(clip_norm=c1, error_clip_norm=c2, noise_std=0.0, batch_size=batch_size)
+    rule = dice_sgd(rate, **sizes, key=KEY, **options)
     x = jnp.asarray(start, jnp.float32)
 
     @jax.jit
@@ -267,14 +258,10 @@ def test_the_example_of_the_paper():
 def test_bad_input():
     rule_with(clip_norm=2.0**60)
     refused(r"clip_norm must be at most 1.153e\+18, got 3e\+25", rule_with, clip_norm=3e25)
-    for name, value, words in (
-        ("clip_norm", 0.0, "clip_norm"),
-        ("error_clip_norm", float("nan"), "error_clip_norm"),
-        ("noise_std", -1.0, "noise_std"),
-        ("batch_size", 0, "batch_size"),
-        ("noise_std", 1e12, "no grid fits"),
-    ):
-        refused(words, aggregate, **{name: value})
+    bad = dict(clip_norm=0.0, error_clip_norm=float("nan"), noise_std=-1.0, batch_size=0)
+    for name, value in bad.items():
+        refused(name, aggregate, **{name: value})
+    refused("no grid fits", aggregate, noise_std=1e12)
     rule = aggregate()
     state, rows = rule.init(tree(np.zeros(3))), tree(np.zeros((3, 3)))
     refused("mask", rule.update, rows, state)

@@ -15,8 +15,7 @@ from jaxacct.accountants.dice_plan import DicePlan
 from jaxacct.individual import gdp_delta
 from tests.refusals import refused
 from tests.train.clipping.test_rows_apart import mixing
-from tests.train.fitting import fit
-from tests.train.test_loop import KEYS, PARAMS, ROWS, Crash, crash_at, data, flat, loss
+from tests.train.runs import KEYS, PARAMS, ROWS, Crash, crash_at, data, fit, flat, loss
 from train.batches.sampler import Replayed, Sampler, make_generator
 from train.clipping import rows_apart
 from train.procedures.dice import DiceState, _shuffled, rule_of
@@ -103,9 +102,8 @@ def test_the_bound_and_the_overflow_together_are_at_most_delta():
     low, high = 0.9 * POISSON.noise_std, 1.1 * POISSON.noise_std
     for _ in range(60):
         middle = (low + high) / 2
-        low, high = (
-            (low, middle) if bound(middle) <= POISSON.delta - POISSON.overflow.delta / 2 else (middle, high)
-        )
+        fits = bound(middle) <= POISSON.delta - POISSON.overflow.delta / 2
+        low, high = (low, middle) if fits else (middle, high)
     assert POISSON.delta - POISSON.overflow.delta < bound(high) <= POISSON.delta
     assert not dataclasses.replace(POISSON, noise_std=high).certified
     assert bound(POISSON.noise_std) + POISSON.overflow.delta <= POISSON.delta and POISSON.certified
@@ -148,14 +146,9 @@ def test_refuses():
 
 
 def test_bad_plans():
-    for bad in [
-        {"batch_size": 61},
-        {"automatic": 1},
-        {"reset_every": 0},
-        {"delta": 0.0},
-        {"sampling": "cyclic"},
-    ]:
-        refused(next(iter(bad)), dataclasses.replace, PLAN, **bad)
+    bad = dict(batch_size=61, automatic=1, reset_every=0, delta=0.0, sampling="cyclic")
+    for name, value in bad.items():
+        refused(name, dataclasses.replace, PLAN, **{name: value})
 
 
 def test_what_the_bound_says_of_the_rule_that_runs():
@@ -183,9 +176,8 @@ def test_examples_of_unknown_primitives_are_computed_one_at_a_time(monkeypatch):
     monkeypatch.setattr(rows_apart, "_alone", lambda: known | {made})
 
     def of_one_group(params, example):
-        product = jax.lax.ragged_dot(
-            made.bind(example["x"])[None], params["w"][None, :, None], jnp.ones(1, int)
-        )
+        x, w = made.bind(example["x"])[None], params["w"][None, :, None]
+        product = jax.lax.ragged_dot(x, w, jnp.ones(1, int))
         return (product[0, 0] + params["b"] - example["y"]) ** 2
 
     with pytest.warns(UserWarning, match="are computed one at a time"):

@@ -10,9 +10,8 @@ import numpy as np
 import optax
 import pytest
 
-from tests.train.fitting import fit
 from tests.train.flax_models import MODELS, ROWS
-from tests.train.plans import plan
+from tests.train.runs import KEYS, fit, plan
 from train.clipping.ghost import choose, ghost_gradient_sum, suits
 from train.clipping.grid import Grid
 from train.clipping.per_example import clipped_gradient_sum
@@ -21,18 +20,11 @@ from train.models.loss import as_loss
 
 pytestmark = pytest.mark.usefixtures("default_promotion")
 
-FEW, KEYS = 4, ((1, 2, 3, 4), np.arange(8, dtype=np.uint32))
+FEW = 4
 # Of norms, relative: activations of bfloat16 have 8 bits, which fused operations round at other places.
 MAX_OFF_OF = {"linen_lm_bfloat16": 2e-2}
 # Other masks are drawn in float64, or the recurrent state is float32.
-FLOAT32 = (
-    "linen_vae",
-    "linen_bidirectional_lstm",
-    "linen_gru",
-    "nnx_vit_dropout",
-    "nnx_vit_remat",
-    "linen_dropout",
-)
+FLOAT32 = "linen_vae linen_bidirectional_lstm linen_gru nnx_vit_dropout nnx_vit_remat linen_dropout".split()
 ONE_AT_A_TIME = ("linen_mixture_of_experts",)
 FAST = "linen_custom_rule"
 GRID = Grid(1.0, 20)

@@ -24,15 +24,10 @@ def run(mode: str, out="none", processes=2) -> list[dict]:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
     command = [sys.executable, "-m", "tests.train.multihost"]
-    started = [
-        subprocess.Popen(
-            [*command, str(i), str(processes), str(port), str(out), mode],
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-        )
-        for i in range(processes)
-    ]
+    options = dict(stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    others = list(map(str, (processes, port, out, mode)))
+    commands = [[*command, str(i), *others] for i in range(processes)]
+    started = [subprocess.Popen(each, **options) for each in commands]
     try:
         found = [process.communicate(timeout=WAIT) for process in started]
     finally:
@@ -81,28 +76,26 @@ def test_keys_are_shared_and_fresh():
     assert run("fresh")[0] != a
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    ("mode", "messages"),
-    [
-        ("data", ["data must be the same on all processes, was different on some"]),
-        ("model", ["model must be the same on all processes, was different on some"]),
-        (
-            "alone",
-            [
-                "options must be valid on all processes, were not on [1]",
-                "mesh must be given with 2 processes: without it each would train by itself, with noise",
-            ],
-        ),
-        ("partial", ["mesh must have devices of all 2 processes, had those of "]),
+# Mode -> what each process says.
+SAME = "{} must be the same on all processes, was different"
+DIFFERENT = {each: 2 * [SAME.format(each)] for each in ("data", "model")}
+DIFFERENT |= {
+    "partial": 2 * ["mesh must have devices of all 2 processes, had those of "],
+    "alone": [
+        "options must be valid on all processes, were not on [1]",
+        "mesh must be given with 2 processes: without it each would train by itself, with noise",
     ],
-)
-def test_what_differs_is_refused_by_all(mode, messages, tmp_path):
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("mode", DIFFERENT)
+def test_what_differs_is_refused_by_all(mode, tmp_path):
     """Each process says why, and none waits for another."""
     found = run(mode, tmp_path / "run")
     assert len(found) == 2
-    for place, one in enumerate(found):
-        assert one["error"].startswith(messages[place % len(messages)])
+    for one, message in zip(found, DIFFERENT[mode], strict=True):
+        assert one["error"].startswith(message)
     assert not (tmp_path / "run").exists()
 
 

@@ -12,18 +12,10 @@ import optax
 import pytest
 
 from jaxacct import BufferedToeplitz, Mechanism, Poisson
-from jaxacct.individual import (
-    RDPIndividualAccountant,
-    gdp_delta,
-    gdp_mu,
-    rdp_to_epsilon,
-    subsampled_gaussian_rdp,
-)
+from jaxacct import individual as accounting
 from jaxacct.report.run_card import RunCard
 from tests.refusals import refused
-from tests.train.fitting import fit
-from tests.train.plans import plan, plan_of
-from tests.train.test_loop import KEYS, PARAMS, ROWS, crashed, data, flat, loss
+from tests.train.runs import KEYS, PARAMS, ROWS, crashed, data, fit, flat, loss, plan, plan_of
 from train.batches.sampler import Sampler
 from train.batches.sources import ArrayRows
 from train.individual import IndividualAccounting, PrivateLosses
@@ -89,7 +81,7 @@ def test_losses_of_full_batches_against_numpy():
     np.testing.assert_allclose(spent, mu, rtol=1e-5, atol=12**0.5 * 2.0**-17 / 3)
     # Of what was recorded: where mu is least, what the grid takes is more of it than delta bears.
     for i in (0, 7, int(mu.argmin())):
-        assert gdp_delta(private.epsilon(DELTA)[i], spent[i]) == pytest.approx(DELTA, rel=1e-3)
+        assert accounting.gdp_delta(private.epsilon(DELTA)[i], spent[i]) == pytest.approx(DELTA, rel=1e-3)
 
 
 def test_losses_of_sampled_batches_against_numpy():
@@ -135,8 +127,8 @@ def test_a_canary_is_retired_before_its_budget_is_passed():
     for room, last in ((1 + 1e-4, 3), (1 - 1e-4, 2)):
         budget = 3**0.5 / sigma * room
         epsilon = 3700.0
-        delta = float(gdp_delta(epsilon, budget))
-        assert gdp_mu(epsilon, delta) == pytest.approx(budget, rel=1e-6)
+        delta = float(accounting.gdp_delta(epsilon, budget))
+        assert accounting.gdp_mu(epsilon, delta) == pytest.approx(budget, rel=1e-6)
         seen, result = watched(IndividualAccounting(epsilon, delta), sigma)
         assert (seen > 0.5).tolist() == [True] * last + [False] * (12 - last)
         private = losses(result)
@@ -150,7 +142,7 @@ def test_a_sampled_canary_is_retired_whether_it_was_drawn_or_not():
     sampler = Sampler(Poisson(12, rate), ROWS, ROWS, KEYS[0])
     drawn = np.array([5 in sampler.next() for _ in range(12)])
     assert drawn[3:].any() and not drawn.all()
-    cost = float(subsampled_gaussian_rdp(rate, sigma / (1 + 1e-6), (order,))[0])
+    cost = float(accounting.subsampled_gaussian_rdp(rate, sigma / (1 + 1e-6), (order,))[0])
     for room, last in ((1 + 1e-4, 3), (1 - 1e-4, 2)):
         epsilon = 3 * cost * room + np.log1p(-1 / order) - np.log(DELTA * order) / (order - 1)
         seen, result = watched(IndividualAccounting(epsilon, DELTA, order=order), sigma, rate)
@@ -162,9 +154,8 @@ def test_a_sampled_canary_is_retired_whether_it_was_drawn_or_not():
 
 def step_of(covered, individual):
     """The step of a run that follows every example."""
-    private = privatize(
-        covered.mechanism, clip_norm=0.7, expected_batch_size=covered.expected_batch_size, key=KEYS[1]
-    )
+    sizes = dict(clip_norm=0.7, expected_batch_size=covered.expected_batch_size)
+    private = privatize(covered.mechanism, **sizes, key=KEYS[1])
     parts = follow(individual, covered, ArrayRows(data()), as_loss(loss), private, optax.sgd(0.05))
     return parts["step"]
 
@@ -212,9 +203,8 @@ def test_sampled_batches_are_filtered_and_resume_to_the_same_bits(tmp_path):
 def check_secrecy(folder, result):
     """Only the secret part of the folder holds individual values."""
     assert stat.S_IMODE((folder / "checkpoints").stat().st_mode) == 0o700
-    assert {path.name for path in folder.iterdir()} == {
-        *("run.json", "secret.json", "checkpoints", "private", "model", "result.json", "lock", ".gitignore")
-    }
+    names = "run.json secret.json checkpoints private model result.json lock .gitignore"
+    assert {path.name for path in folder.iterdir()} == set(names.split())
     stored = json.loads((folder / "result.json").read_text())
     fields = {"schema", "schema_version", "digest", *RunCard.__dataclass_fields__}
     assert set(stored) == fields and not stored["evaluation"]
@@ -226,7 +216,7 @@ def test_the_charge_is_never_below_what_enters_the_sum():
     """Gradients that are hardly above bucket edges: each is charged as at most its own noise."""
     individual = IndividualAccounting(1.2, DELTA, buckets=7)
     tracker = individual.tracker(0.5, 3.0)
-    assert isinstance(tracker.accountant, RDPIndividualAccountant)
+    assert isinstance(tracker.accountant, accounting.RDPIndividualAccountant)
     limits = tracker.accountant.grid.norm_limits(3.0, 1.0)
     norms = np.nextafter(limits[:-1], np.float32(0))
     records, active = jax.jit(tracker.step)(tracker.init(norms.size), norms)
@@ -234,9 +224,9 @@ def test_the_charge_is_never_below_what_enters_the_sum():
     assert (charged <= 3.0 / norms.astype(float)).all() and np.asarray(active).all()
     # What a filter lets through, the slack of its comparisons and all, is within what is stated.
     whole = individual.tracker(1.0, 3.0).filter.budget_mu * (1 + 2.0**-20) ** 0.5
-    assert gdp_delta(1.2, whole) <= DELTA
+    assert accounting.gdp_delta(1.2, whole) <= DELTA
     most, order = tracker.filter.budget * (1 + 2.0**-20), tracker.filter.order
-    assert rdp_to_epsilon([most], [order], DELTA)[0] <= 1.2
+    assert accounting.rdp_to_epsilon([most], [order], DELTA)[0] <= 1.2
     bad = np.float32([np.nan, -1.0, 1.5])
     for follower in (individual.tracker(1.0, 3.0), tracker):
         records, active = jax.jit(follower.step)(follower.init(3), bad)
@@ -250,7 +240,7 @@ def test_costs_of_a_step_are_rounded_up():
     costs, order = tracker._costs(), tracker.filter.order
     assert costs.dtype == np.float32 and len(costs) == 41
     for cost, sigma in zip(costs.tolist(), tracker.accountant.charged_sigmas, strict=True):
-        (exact,) = subsampled_gaussian_rdp(0.5, float(sigma), (order,)).ravel()
+        (exact,) = accounting.subsampled_gaussian_rdp(0.5, float(sigma), (order,)).ravel()
         assert exact <= cost <= exact * (1 + 2.0**-23)
 
 
@@ -287,12 +277,9 @@ def test_readmission_reaches_the_filter(probability, readmit):
 def test_refuses():
     for covered, options, message in REFUSED:
         refused(message, run, covered, **{"individual": IndividualAccounting()} | options)
-    for options, message in [
-        (dict(epsilon=1.0), "together"),
-        (dict(delta=1e-5), "together"),
-        (dict(epsilon=-1.0, delta=1e-5), "epsilon"),
-        (dict(epsilon=1.0, delta=0.0), "delta"),
-        (dict(order=8), "order"),
-        (dict(buckets=0), "buckets"),
-    ]:
-        refused(message, IndividualAccounting, **options)
+    for alone in (dict(epsilon=1.0), dict(delta=1e-5)):
+        refused("together", IndividualAccounting, **alone)
+    refused("epsilon", IndividualAccounting, epsilon=-1.0, delta=1e-5)
+    refused("delta", IndividualAccounting, epsilon=1.0, delta=0.0)
+    for name, value in dict(order=8, buckets=0).items():
+        refused(name, IndividualAccounting, **{name: value})

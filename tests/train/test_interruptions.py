@@ -15,7 +15,7 @@ import numpy as np
 import optax
 import pytest
 
-from tests.train.test_loop import crashed, run
+from tests.train.runs import crashed, run
 from train.run.folder import CheckpointError
 
 pytestmark = pytest.mark.usefixtures("shared_programs")
@@ -115,18 +115,14 @@ def wide(params, example):
 def test_a_changed_byte_of_a_checkpoint_is_noticed(tmp_path):
     """In any file, also in large arrays, of which Orbax keeps no checksum: refused, or the same end."""
     values = np.random.default_rng(0).normal(size=(3, 600)).astype(np.float32)
-    options = dict(
-        model={"w": jnp.asarray(values)}, loss=wide, optimizer=optax.adam(0.01), checkpoint_every=4
-    )
+    options = dict(model={"w": jnp.asarray(values)}, loss=wide, optimizer=optax.adam(0.01))
+    options |= dict(checkpoint_every=4)
     crashed(9, out=tmp_path / "part", **options)
     shutil.copytree(tmp_path / "part", tmp_path / "whole")
     run(out=tmp_path / "whole", **options)
     whole, generator = shown(tmp_path / "whole"), random.Random(0)
-    files = [
-        path
-        for path in (tmp_path / "part/checkpoints/8").rglob("*")
-        if path.stat().st_size and path.is_file()
-    ]
+    found = (tmp_path / "part/checkpoints/8").rglob("*")
+    files = [path for path in found if path.stat().st_size and path.is_file()]
     large = [path for path in files if path.stat().st_size > 4000]
     refused = 0
     assert large

@@ -17,8 +17,7 @@ from tests.refusals import refused
 from tests.stored_plans import with_derived
 from tests.train import test_dice_plan, test_individual
 from tests.train.noise.test_keys import steps
-from tests.train.plans import plan, plan_of
-from tests.train.test_loop import KEYS, PARAMS, ROWS, Crash, crash_at, data, flat, loss, run
+from tests.train.runs import KEYS, PARAMS, ROWS, Crash, crash_at, data, flat, loss, plan, plan_of, run
 from train.individual import IndividualAccounting
 from train.individual.steps import individual_step
 from train.optimizers import privatize
@@ -75,9 +74,8 @@ def test_padding_costs_as_much_as_examples_where_batches_are_cut(monkeypatch):
 
     monkeypatch.setattr(bandmf, "make_step", stop)
     monkeypatch.setattr(Plan, "certified", True)
-    by_scheme = plan_of(
-        Mechanism(SCHEMES[CUT[0]](12, 4, 0.1, 12, ROWS), BandedToeplitz.square_root(3), 1.0), ROWS
-    )
+    scheme = SCHEMES[CUT[0]](12, 4, 0.1, 12, ROWS)
+    by_scheme = plan_of(Mechanism(scheme, BandedToeplitz.square_root(3), 1.0), ROWS)
     by_delta = plan("poisson", dataset_size=ROWS, sigma=3.0, truncation_delta=1e-6, max_batch_size=20)
     cut = "skip_padding must not be True for a plan that truncates batches"
     mesh = dict(mesh=jax.make_mesh((1,), ("data",)))

@@ -12,14 +12,11 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-from flax import nnx
 
 from jaxacct import BufferedToeplitz, Plan
 from jaxacct.common.files import write_atomically
-from tests.commands import command
 from tests.refusals import refused
-from tests.train.fitting import fit
-from tests.train.plans import plan, plan_of
+from tests.train.runs import KEYS, PARAMS, ROWS, Crash, crash_at, crashed, data, flat, loss, plan, run
 from train import training
 from train.batches.given import keyed
 from train.batches.sampler import Sampler
@@ -30,31 +27,6 @@ from train.procedures.step import make_step
 from train.run.folder import CheckpointError, RunFolder
 
 pytestmark = pytest.mark.usefixtures("shared_programs", "default_promotion")
-
-KEYS = ((1, 2, 3, 4), np.arange(8, dtype=np.uint32))
-ROWS = 60
-
-
-def data(rows=ROWS):
-    generator = np.random.default_rng(0)
-    x = generator.normal(size=(rows, 3)).astype(np.float32)
-    return {"x": x, "y": (x @ np.array([1.0, -2.0, 0.5], np.float32))}
-
-
-def loss(params, example):
-    return (example["x"] @ params["w"] + params["b"] - example["y"]) ** 2
-
-
-PARAMS = {"w": jnp.zeros(3), "b": jnp.zeros(())}
-
-
-def flat(tree) -> np.ndarray:
-    return np.concatenate([np.ravel(leaf) for leaf in jax.tree.leaves(tree)])
-
-
-def run(**options):
-    given = dict(plan=plan(dataset_size=ROWS), model=PARAMS, loss=loss, data=data(), keys=KEYS)
-    return fit(**given | {"optimizer": optax.sgd(0.05)} | options)
 
 
 @functools.cache
@@ -86,61 +58,22 @@ def test_against_a_loop_in_plain_numpy():
         assert ours.steps == 12
 
 
-def restless(update, state, params=None):
-    turned = {jnp.dtype("float32"): jnp.float16, jnp.dtype("float16"): jnp.float32}
-    return update, state.astype(turned[state.dtype])
-
-
-REFUSED = [
-    (dict(data=data(59)), "dataset_size 60 rows, got 59"),
-    (dict(data=data(61)), "dataset_size 60 rows, got 61"),
-    (dict(steps=13), "steps must be at most the plan's 12, got 13"),
-    (dict(microbatch_size=-1), "microbatch_size"),
-    (dict(plan=plan(dataset_size=ROWS, epsilon=0.01)), "certified"),
-    (dict(plan=plan_of(plan(dataset_size=ROWS).mechanism, None)), "dataset_size"),
-    (
-        dict(optimizer=optax.GradientTransformation(lambda params: jnp.zeros(()), restless)),
-        "optimizer must keep the dtypes",
-    ),
-    (dict(data=data() | {"y": np.full(60, np.nan)}), "finite"),
-    (dict(loss=lambda p, e: e["x"]), "one number for one example"),
-    (dict(data=data() | {"y": np.array(["a"] * 60)}), r"data must be numbers, got <U1 in y: turn text"),
-    (dict(data=data() | {"y": np.array([None] * 60)}), "data must be numbers, got object in y"),
-    (dict(optimizer=None), "optimizer must be given"),
-    (
-        dict(optimizer=nnx.Optimizer(nnx.Linear(1, 1, rngs=nnx.Rngs(0)), optax.sgd(0.1), wrt=nnx.Param)),
-        "optimizer must be an optax transformation, got Optimizer: give the transformation",
-    ),
-    (dict(plan="no/such/plan.json"), "plan no/such/plan.json"),
-]
-
-
-def test_refuses(tmp_path):
-    for options, message in REFUSED:
-        refused(message, run, **options, out=tmp_path / "run")
-        assert not (tmp_path / "run/secret.json").exists()
-
-
 def wide(params, example):
     return (example["x"] @ params["w"].mean(axis=1) - example["y"]) ** 2
 
 
 SUMS = BufferedToeplitz((0.9, 0.4), (0.3, 0.2), 12)
+HALF = dict(model={"w": jnp.zeros((3, 400), jnp.bfloat16)}, loss=wide, optimizer=optax.sgd(0.05, 0.9))
+CUT = plan("poisson", dataset_size=ROWS, rate=0.5, truncation_delta=1e-6, max_batch_size=20)
 # Options of a run, and the step in which it crashes.
 RESUMED = {
     "adam": (dict(optimizer=optax.adam(0.1)), 0),
     "running sums": (dict(plan=plan(dataset_size=ROWS, strategy=SUMS), optimizer=optax.adam(0.1)), 8),
     "average": (dict(average=0.7), 5),
     # Momentum began in bfloat16 and went on in float32; restored into the first, it was rounded.
-    "bfloat16": (
-        dict(model={"w": jnp.zeros((3, 400), jnp.bfloat16)}, loss=wide, optimizer=optax.sgd(0.05, 0.9)),
-        7,
-    ),
+    "bfloat16": (HALF, 7),
     # Half of the batches are larger than the maximum: they are cut with `out` and after a crash, too.
-    "truncated batches": (
-        dict(plan=plan("poisson", dataset_size=ROWS, rate=0.5, truncation_delta=1e-6, max_batch_size=20)),
-        9,
-    ),
+    "truncated batches": (dict(plan=CUT), 9),
 }
 
 
@@ -192,10 +125,8 @@ def test_secrets_are_for_the_owner_and_nowhere_else(tmp_path, capfd):
     shown = "".join((tmp_path / name).read_text() for name in ("run.json", "metrics.jsonl", "result.json"))
     shown += "".join(capfd.readouterr())
     assert not any(str(word) in shown for word in words if word > 10**6)
-    assert set().union(*(json.loads(line) for line in (tmp_path / "metrics.jsonl").open())) <= {
-        "step",
-        "evaluation",
-    }
+    lines = map(json.loads, (tmp_path / "metrics.jsonl").open())
+    assert set().union(*lines) <= {"step", "evaluation"}
     # Opened in the meantime: the next call closes them again.
     for name in reversed(closed):
         (tmp_path / name).chmod(0o777)
@@ -238,12 +169,9 @@ def test_fresh_noise_every_run():
 
 def test_evaluation_and_progress(tmp_path):
     seen = []
-    result = run(
-        out=tmp_path,
-        evaluate=lambda params: {"size": jnp.abs(params["w"]).sum(), "none": np.float64("nan")},
-        progress=lambda *a: seen.append(a),
-        checkpoint_every=5,
-    )
+    options = dict(out=tmp_path, progress=lambda *a: seen.append(a), checkpoint_every=5)
+    found = lambda params: {"size": jnp.abs(params["w"]).sum(), "none": np.float64("nan")}  # noqa: E731
+    result = run(evaluate=found, **options)
     assert seen[-1] == ("training", 12, 12)
     logged = [line for line in map(json.loads, (tmp_path / "metrics.jsonl").open()) if "evaluation" in line]
     assert [line["step"] for line in logged] == [5, 10]
@@ -267,32 +195,6 @@ def test_a_plan_by_its_path_and_a_progress_bar_on_a_terminal(tmp_path, monkeypat
     assert not shown
     run()
     assert shown[-1] == ("training", 12, 12)
-
-
-class Crash(Exception):
-    pass
-
-
-@contextlib.contextmanager
-def crash_at(target, name: str, call: int):
-    """`target.name` raises at its `call`-th call, counted from 1."""
-    real, calls = getattr(target, name), []
-
-    def broken(self, *args, **options):
-        calls.append(1)
-        if len(calls) == call:
-            raise Crash
-        return real(self, *args, **options)
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(target, name, broken)
-        yield
-
-
-def crashed(call: int, of=run, **options) -> None:
-    """A run that ends when it draws its `call`-th batch, counted from 1."""
-    with crash_at(Sampler, "next", call), pytest.raises(Crash):
-        of(**options)
 
 
 def test_normalize_reaches_the_step():
@@ -351,20 +253,6 @@ def test_a_folder_that_lost_or_changed_its_secret_is_refused(tmp_path, monkeypat
     sampler.write_text(json.dumps(json.loads(sampler.read_text()) | {"step": 0}))
     with pytest.raises(CheckpointError, match="its sampler is at another step"):
         run(out=folder, checkpoint_every=6)
-
-
-def test_bad_input_ends_with_one_line_and_2(tmp_path, capsys):
-    plan(dataset_size=1440).save(tmp_path / "plan.json")
-    given = {"--plan": tmp_path / "plan.json", "--out": tmp_path / "run", "--data": "digits"}
-    for option, value, message in (
-        ("--data", "mnist", "data_folder"),
-        ("--plan", "missing.json", "cannot be read"),
-        ("--learning-rate", "-1", "learning_rate"),
-        ("--steps", "1000", "steps must be at most"),
-    ):
-        words = [word for pair in (given | {option: value}).items() for word in pair]
-        code, _, error = command(capsys, "train", *words)
-        assert code == 2 and message in error and error.count("\n") == 1, option
 
 
 def test_the_state_keeps_its_dtypes():

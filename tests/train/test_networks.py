@@ -12,13 +12,12 @@ from flax import nnx
 from scipy import special
 
 from jaxacct import BandedToeplitz, BMinSep, Mechanism
-from tests.train.modules import made
+from tests.train.runs import made
 from train.models.lora import add_lora
 from train.models.loss import nnx_loss
 from train.models.networks import Transformer, next_token
-from train.noise.recursion import NoiseState
 from train.optimizers import privatize
-from train.procedures.step import TrainState, make_step
+from train.procedures.step import make_step
 
 pytestmark = pytest.mark.usefixtures("default_promotion")
 
@@ -66,14 +65,10 @@ def memory_of_step(model, rank: int, bands: int, *, length: int, batch: int):
         kind = nnx.LoRAParam
     loss, params = nnx_loss(model, next_token, wrt=kind)
     sizes = [sum(leaf.size for leaf in jax.tree.leaves(tree)) for tree in (params, loss)]
-    shapes = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype), params)
     mechanism = Mechanism(BMinSep(100, bands, 0.1), BandedToeplitz.square_root(bands), 1.0)
     private = privatize(mechanism, clip_norm=1.0, expected_batch_size=8, key=np.zeros(8, np.uint32))
     step = make_step(loss, private, optax.adam(1e-3), clipping="ghost", microbatch_size=4)
-    copies = mechanism.strategy.noise_copies
-    kept = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct((copies, *leaf.shape), jnp.int32), shapes)
-    noise = NoiseState(jax.ShapeDtypeStruct((), jnp.int32), kept, jax.ShapeDtypeStruct((8,), jnp.uint32))
-    state = TrainState(shapes, noise, jax.eval_shape(optax.adam(1e-3).init, shapes))
+    state = jax.eval_shape(step.init, params)
     rows = jax.ShapeDtypeStruct((batch, length + 1), jnp.int32)
     traced = step.trace(state, rows, jax.ShapeDtypeStruct((batch,), bool))
     found = traced.lower().compile().memory_analysis()

@@ -9,7 +9,7 @@ import optax
 import optax.contrib
 import pytest
 
-from tests.train.plans import plan
+from tests.train.runs import plan
 from train.optimizers import privatize
 from train.procedures.step import make_step
 
@@ -22,20 +22,15 @@ VALUES |= dict.fromkeys(("max_delta", "threshold", "max_norm", "l2_norm_clip", "
 VALUES |= dict.fromkeys(("inner", "tx", "optimizer", "base_optimizer", "fast_optimizer"), SGD)
 VALUES |= dict.fromkeys(("max_consecutive_errors", "max_backtracking_steps", "max_linesearch_steps"), 3)
 VALUES |= dict.fromkeys(("mask", "freeze_mask"), lambda w: jax.tree.map(lambda leaf: leaf.ndim > 1, w))
+VALUES |= dict(gamma=0.5, decay=0.9, sync_period=2, slow_step_size=0.5, step_size=-0.1, seed=0)
 VALUES |= dict(
-    gamma=0.5,
-    decay=0.9,
     adv_optimizer=optax.sgd(0.01),
     should_transform_fn=lambda step: step > 0,
     param_labels=lambda params: jax.tree.map(lambda leaf: "a" if leaf.ndim > 1 else "b", params),
     transforms={"a": SGD, "b": optax.adam(0.1)},
-    sync_period=2,
-    slow_step_size=0.5,
-    step_size=-0.1,
     step_size_fn=lambda step: -0.1,
     measure_name="size",
     measure=lambda updates, *_: updates,
-    seed=0,
 )
 OTHERS = {
     "chain": lambda f: f(optax.clip(1.0), SGD),
@@ -48,18 +43,15 @@ OTHERS = {
     "lookahead": lambda f: f(SGD, 2, 0.5),
 }
 # What needs more than the noisy gradient -> words of the refusal.
-LOSS, NOISE = (
-    "no guarantee covers the loss or its gradient without noise",
-    "must not clip or add noise for privacy",
-)
+LOSS = "no guarantee covers the loss or its gradient without noise"
+NOISE = "must not clip or add noise for privacy"
 FAILS = "with the model's parameters; it raised|a gradient like the parameters alone: .*; it raised"
 OF_LOSS = "lbfgs polyak_sgd scale_by_polyak scale_by_backtracking_linesearch scale_by_zoom_linesearch momo"
 REFUSED = dict.fromkeys([*OF_LOSS.split(), "momo_adam", "reduce_on_plateau", "sophia"], LOSS) | {
-    "dpsgd": NOISE,
-    "differentially_private_aggregate": NOISE,
     "lookahead": FAILS,  # wants pairs of parameters
     "scale_by_muon": FAILS,  # of matrices alone; `muon` takes all parameters
 }
+REFUSED |= dict.fromkeys(("dpsgd", "differentially_private_aggregate"), NOISE)
 
 
 def transformations() -> dict:

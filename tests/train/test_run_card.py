@@ -11,9 +11,7 @@ from jaxacct import Plan
 from jaxacct.common.files import json_digest
 from jaxacct.report.run_card import RunCard, about_plan, digest_of_files, read_plan
 from tests.commands import exit_code
-from tests.train.fitting import fit
-from tests.train.plans import plan
-from tests.train.test_loop import PARAMS, ROWS, data, loss
+from tests.train.runs import PARAMS, ROWS, data, fit, loss, plan
 from train.optimizers import sgd
 
 pytestmark = pytest.mark.usefixtures("shared_programs")
@@ -56,11 +54,8 @@ def in_plan(**changed):
 
 
 def less_noise(folder):
-    edit(
-        folder / "plan.json",
-        lambda values: json_digest([values["claim"], values["evidence"]]),
-        claim=lambda claim: claim | {"noise_multiplier": 0.9},
-    )
+    digest = lambda values: json_digest([values["claim"], values["evidence"]])  # noqa: E731
+    edit(folder / "plan.json", digest, claim=lambda claim: claim | {"noise_multiplier": 0.9})
 
 
 def of_other(folder):

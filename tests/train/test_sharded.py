@@ -21,7 +21,7 @@ from jaxacct.schemes import BMinSep
 from tests.refusals import refused
 from tests.train.clipping.test_by_device import in_process, small_sums
 from tests.train.noise.test_redrawn import INVERSE, KEY
-from tests.train.plans import plan
+from tests.train.runs import plan
 from train import TrainOptions, fit
 from train.clipping.grid import Grid, GridSum
 from train.clipping.rows_apart import programs_in
@@ -96,9 +96,8 @@ def after_three(clipping: str, mesh=None, *, cut: bool = True, memory: str = "ke
     if mesh is not None and cut:
         for tree in (state.params, state.opt_state[0].mu, state.noise.recent):
             for name, leaf in tree.items():
-                number = np.prod(
-                    [mesh.shape[axis] for _, axes in by_device.cut_axes(SPECS[name]) for axis in axes]
-                )
+                cut = [axis for _, axes in by_device.cut_axes(SPECS[name]) for axis in axes]
+                number = np.prod([mesh.shape[axis] for axis in cut])
                 assert leaf.addressable_shards[0].data.size * number == leaf.size
     return jax.device_get(state)
 
@@ -267,14 +266,12 @@ def annotations_and_refusals():
 
     found = run(Annotated((None, "model"), nnx.Rngs(0)))
     assert found["kernel"][...].sharding.spec == P(None, "model")
+    divided = Annotated(("model",), nnx.Rngs(0))
+    elsewhere = NamedSharding(Mesh(np.array(jax.devices()[:4]), ("model",)), P(None, "model"))
     cases = {
         r"be sharded over axes of mesh .*, got 'heads'": Annotated((None, "heads"), nnx.Rngs(0)),
-        r"axes of mesh divide: .* cuts axis 0 of shape \(6, 8\) into 4 parts": Annotated(
-            ("model",), nnx.Rngs(0)
-        ),
-        r"got .* over another mesh, \{'model': 4\}": jax.device_put(
-            jnp.zeros((6, 8)), NamedSharding(Mesh(np.array(jax.devices()[:4]), ("model",)), P(None, "model"))
-        ),
+        r"axes of mesh divide: .* cuts axis 0 of shape \(6, 8\) into 4 parts": divided,
+        r"got .* over another mesh, \{'model': 4\}": jax.device_put(jnp.zeros((6, 8)), elsewhere),
     }
     for message, model in cases.items():
         refused(f"^model must .*{message}", run, model)

@@ -13,10 +13,7 @@ import safetensors.numpy
 from flax import nnx
 
 from tests.refusals import refused
-from tests.train.fitting import fit
-from tests.train.modules import made
-from tests.train.plans import plan
-from tests.train.test_loop import PARAMS, ROWS, data, flat, loss
+from tests.train.runs import PARAMS, ROWS, data, fit, flat, loss, made, plan, squared
 from train import load_model, load_weights, save_model, with_params
 from train.models.lora import add_lora
 from train.optimizers import sgd
@@ -32,10 +29,6 @@ class Linear(nnx.Module):
         return self.layer(x)[..., 0]
 
 
-def squared(model, example):
-    return (model(example["x"]) - example["y"]) ** 2
-
-
 def array_loss(params, example):
     return (example["x"] @ params - example["y"]) ** 2
 
@@ -46,6 +39,7 @@ def covered():
 
 
 def test_a_module(covered, tmp_path):
+    refused("run must be the folder of a finished run", load_model, tmp_path, Linear(nnx.Rngs(0)))
     result = fit(covered, Linear(nnx.Rngs(0)), squared, data(), sgd(0.1, 2), out=tmp_path / "run")
     other = Linear(nnx.Rngs(7))
     assert load_model(tmp_path / "run", other) is other
@@ -55,35 +49,29 @@ def test_a_module(covered, tmp_path):
     filled = with_params(model, result.params)
     chex.assert_trees_all_equal(jax.tree.leaves(nnx.state(filled)), theirs)
     assert (model.layer.kernel[...] != filled.layer.kernel[...]).all()
-    with pytest.raises(
-        ValueError, match=r"model must be of the structure that was trained: its layer\.kernel"
-    ):
-        load_model(tmp_path / "run", Linear(nnx.Rngs(0), width=4))
-    refused("model must be of the structure", lambda: load_model(tmp_path / "run", {"w": jnp.zeros(3)}))
+    message = "model must be of the structure"
+    wider = Linear(nnx.Rngs(0), width=4)
+    refused(rf"{message} that was trained: its layer\.kernel", load_model, tmp_path / "run", wider)
+    refused(message, load_model, tmp_path / "run", {"w": jnp.zeros(3)})
 
 
-@pytest.mark.parametrize(
-    ("params", "function"), [(PARAMS, loss), (jnp.zeros(3, jnp.bfloat16), array_loss)], ids=["tree", "array"]
-)
+PYTREES = {"tree": (PARAMS, loss), "array": (jnp.zeros(3, jnp.bfloat16), array_loss)}
+
+
+@pytest.mark.parametrize("name", PYTREES)
 @pytest.mark.usefixtures("default_promotion")
-def test_a_pytree(params, function, covered, tmp_path):
+def test_a_pytree(name, covered, tmp_path):
+    params, function = PYTREES[name]
     result = fit(covered, params, function, data(), sgd(0.1, 2), out=tmp_path / "run")
     found = load_model(tmp_path / "run", params)
     chex.assert_trees_all_equal_structs(found, params)
     chex.assert_trees_all_equal(found, result.params, strict=True)
 
 
-def test_no_run(tmp_path):
-    refused("run must be the folder of a finished run", load_model, tmp_path, PARAMS)
-
-
 def test_names_with_separators_are_of_their_own(tmp_path):
     """A point or a slash in a name is no step into it."""
-    params = {
-        "a.b": jnp.zeros(2),
-        "a": {"b": jnp.ones(3), "c/d": jnp.full(2, 2.0)},
-        "a/c/d": jnp.full(1, 3.0),
-    }
+    params = {"a.b": jnp.zeros(2), "a": {"b": jnp.ones(3), "c/d": jnp.full(2, 2.0)}}
+    params |= {"a/c/d": jnp.full(1, 3.0)}
     params |= {"list": [jnp.full(2, 4.0), jnp.full(1, 5.0)], "list.0": jnp.full(3, 6.0)}
     save_model(tmp_path, params)
     like = jax.tree.map(jnp.zeros_like, params)
@@ -91,17 +79,14 @@ def test_names_with_separators_are_of_their_own(tmp_path):
     names = set(safetensors.numpy.load_file(tmp_path / "model/model.safetensors"))
     assert names >= {"a%2Eb", "a.b", "a.c%2Fd", "a%2Fc%2Fd", "list.0", "list%2E0"}
     chex.assert_trees_all_equal(load_weights(tmp_path / "model/model.safetensors", like), params)
-    with pytest.raises(
-        ValueError, match="model must have parameters of different names, has two of one name"
-    ):
-        save_model(tmp_path / "same", {"a.b": jnp.zeros(2), "a%2Eb": jnp.ones(2)})
+    same = {"a.b": jnp.zeros(2), "a%2Eb": jnp.ones(2)}
+    refused("parameters of different names, has two of one name", save_model, tmp_path / "same", same)
 
 
 class Network(nnx.Module):
     def __init__(self, rngs, dtype=jnp.float32, width=3):
-        self.layers = nnx.List(
-            [nnx.Linear(width, 2, rngs=rngs, param_dtype=dtype), nnx.Linear(2, 1, rngs=rngs)]
-        )
+        first = nnx.Linear(width, 2, rngs=rngs, param_dtype=dtype)
+        self.layers = nnx.List([first, nnx.Linear(2, 1, rngs=rngs)])
         self.dropout = nnx.Dropout(0.5, rngs=rngs)
 
     def __call__(self, x):
@@ -116,12 +101,9 @@ def network(**options):
 
 def weights() -> dict[str, np.ndarray]:
     generator = np.random.default_rng(5)
-    shapes = {
-        "layers.0.kernel": (3, 2),
-        "layers.0.bias": (2,),
-        "layers.1.kernel": (2, 1),
-        "layers.1.bias": (1,),
-    }
+    sizes = (3, 2), (2, 1)
+    shapes = {f"layers.{at}.kernel": size for at, size in enumerate(sizes)}
+    shapes |= {f"layers.{at}.bias": size[1:] for at, size in enumerate(sizes)}
     return {name: generator.normal(size=shape).astype(np.float32) for name, shape in shapes.items()}
 
 

@@ -4,6 +4,7 @@ import json
 import logging
 import os
 import signal
+from unittest import mock
 
 import jax
 import jax.numpy as jnp
@@ -12,51 +13,37 @@ import optax
 import pytest
 
 from tests.refusals import refused
-from tests.train.plans import plan
-from tests.train.test_command import convex
+from tests.train.runs import PARAMS, ROWS, data, flat, loss, plan, run
 from tests.train.test_dice_plan import PLAN as DICE
-from tests.train.test_loop import PARAMS, ROWS, data, flat, loss, run
 from train import load_model, save_model
 from train.optimizers import average_of, averaging
-from train.procedures.convex import LogisticRegression
 from train.run.folder import RunFolder
 from train.run.trained import Watch
 
-pytestmark = pytest.mark.usefixtures("shared_programs", "default_promotion")
+pytestmark = pytest.mark.usefixtures("shared_programs", "default_promotion", "interruptible")
 
 
-@pytest.fixture(autouse=True)
-def interruptible():
-    """Interrupts reach the tests of a process that was started in the background, too."""
-    before = signal.signal(signal.SIGINT, signal.default_int_handler)
-    yield
-    signal.signal(signal.SIGINT, before)
-
-
-FAILING = [
-    (dict(evaluate=lambda params: params), "evaluate must return a dictionary of numbers"),
-    (dict(evaluate=lambda params: {"accuracy": "good"}), "evaluate must return a dictionary of numbers"),
-]
-
-
-@pytest.mark.parametrize(("change", "message"), FAILING)
-def test_what_fails_at_the_end_fails_before_the_first_step(change, message, tmp_path):
+def fails_before_the_first_step(message, **options):
     seen = []
-    refused(message, lambda: run(out=tmp_path, callback=lambda *each: seen.append(each), **change))
-    assert not seen and not (tmp_path / "private/batches").exists() and not (tmp_path / "model").exists()
-    refused(message, lambda: run(callback=lambda *each: seen.append(each), **change))
+    refused(message, run, callback=lambda *each: seen.append(each), **options)
     assert not seen
+    if out := options.get("out"):
+        assert not (out / "private/batches").exists() and not (out / "model").exists()
+
+
+@pytest.mark.parametrize("returned", [PARAMS, {"accuracy": "good"}], ids=["parameters", "text"])
+def test_what_fails_at_the_end_fails_before_the_first_step(returned, tmp_path):
+    for out in (tmp_path, None):
+        message = "evaluate must return a dictionary of numbers"
+        fails_before_the_first_step(message, out=out, evaluate=lambda params: returned)
     assert run(out=tmp_path).steps == 12
 
 
 def test_a_model_that_cannot_be_written_is_refused_before_the_first_step(tmp_path, monkeypatch):
-    def full(folder, params):
-        raise OSError("no space left")
-
+    full = mock.Mock(side_effect=OSError("no space left"))
     monkeypatch.setattr("train.run.folder.write_model", full)
-    seen, message = [], "model must have parameters that can be written to .*: no space left"
-    refused(message, lambda: run(out=tmp_path, callback=lambda *each: seen.append(each)))
-    assert not seen and not (tmp_path / "private/batches").exists() and not (tmp_path / "model").exists()
+    message = "model must have parameters that can be written to .*: no space left"
+    fails_before_the_first_step(message, out=tmp_path)
 
 
 def test_models_with_empty_arrays_and_long_names_are_written(tmp_path):
@@ -132,17 +119,12 @@ def flat_loss(params, example):
     return 0.0 * loss(params, example)
 
 
-@pytest.mark.parametrize(
-    ("given", "words", "dice"),
-    [
-        (undefined, "no example of the first 10 steps had a finite loss", False),
-        (undefined, "no example of the first 10 steps had a finite loss", True),
-        (flat_loss, "all gradients of the first 10 steps are zero", False),
-    ],
-)
-def test_a_run_that_trains_on_nothing_is_named_once(given, words, dice, tmp_path, caplog):
+@pytest.mark.parametrize(("given", "dice"), [(undefined, False), (undefined, True), (flat_loss, False)])
+def test_a_run_that_trains_on_nothing_is_named_once(given, dice, tmp_path, caplog):
     """In the operator's log alone; the run ends as any other, and no file that is published differs."""
-    seen = []
+    seen, words = [], "no example of the first 10 steps had a finite loss"
+    if given is flat_loss:
+        words = "all gradients of the first 10 steps are zero"
     covered = DICE if dice else plan("poisson", dataset_size=ROWS, rate=0.5)
     with caplog.at_level(logging.WARNING, "jaxacct.train"):
         run(plan=covered, loss=given, out=tmp_path, callback=lambda step, info: seen.append(info))
@@ -250,14 +232,6 @@ def test_bfloat16_parameters_are_averaged_in_float32():
     steps = np.cumsum(np.full(300, 0.01)) + 1
     weights = 0.999 ** np.arange(300)[::-1]
     assert abs(float(state.average[0]) - (weights * steps).sum() / weights.sum()) < 0.05
-
-
-def test_refused(tmp_path):
-    for value in (0.0, 1.0, -0.5, optax.contrib.schedule_free_eval_params):
-        refused(r"average must be in \(0, 1\), got", run, average=value)
-    # Of a plan of last iterates only the last one is covered.
-    with pytest.raises(ValueError, match="average must not be given for a plan of last-iterate"):
-        run(plan=convex(), model=None, loss=LogisticRegression(10, 2.0, 0.02), optimizer=None, average=0.9)
 
 
 def test_float_leaves_become_arrays(tmp_path):

@@ -1,4 +1,12 @@
-"""`python -m tests.benchmarks.paper`: see `tests.benchmarks.paper`."""
+"""The mean squared errors of arXiv 2602.09338 (section 7) rebuilt, beside the printed ones.
+
+    python -m tests.benchmarks.paper figure-2 --out runs/paper     # b-min-sep against cyclic Poisson
+    python -m tests.benchmarks.paper figure-3 --out runs/paper     # b-min-sep against balls-in-bins
+    python -m tests.benchmarks.paper cinic-10 --out runs/paper     # section 7.2: all of them, and DP-SGD
+    python -P -m tests.benchmarks.figure_4 --out runs/digits # the protocol of figure 4, on digits
+
+`--short` is the same with fewer steps, in seconds. Every point that is finished is kept.
+"""
 
 import argparse
 import sys
@@ -11,7 +19,6 @@ from jaxacct.common import files
 from jaxacct.common.compilation_cache import keep_compiled_programs
 from jaxacct.common.progress import watch
 from jaxacct.report.figure import save
-from tests.benchmarks import paper as described
 from tests.benchmarks.paper import cells, statements
 from tests.benchmarks.paper.cells import Cell, Setting, Table, certified, promising
 from tests.benchmarks.paper.statements import Compared, Verdict
@@ -53,10 +60,9 @@ def drawn(sweep: Sweep, points: list[Compared]):
         title = f"{sweep.whole.iterations:,} steps, |D| / B = {epochs[0]}"
         return over_epsilon(lines, ticks, yscale="log", ylabel="prefix-sum error", title=title)
     method = sweep.methods[0]
-    lines = {
-        f"|D| / B = {epoch}": [(p.epsilon, p.ratio(method)) for p in points if p.epoch == epoch]
-        for epoch in epochs
-    }
+    lines = {f"|D| / B = {epoch}": [] for epoch in epochs}
+    for p in points:
+        lines[f"|D| / B = {p.epoch}"].append((p.epsilon, p.ratio(method)))
     return over_epsilon(lines, ticks, {"the same": 1}, ylabel=f"prefix-sum error, b-min-sep over {method}")
 
 
@@ -116,7 +122,7 @@ def _text(sweep: Sweep, swept: Setting, points: list[Compared], verdicts, table:
 
 def main(argv: list[str] | None = None) -> None:
     """Run the command line; the same command goes on where it was."""
-    parser = argparse.ArgumentParser(description=described.__doc__)
+    parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("name", choices=SWEEPS)
     parser.add_argument("--out", type=Path, required=True, help="folder; what is there is gone on with")
     parser.add_argument("--short", action="store_true", help="few steps and two points, in a minute")

@@ -71,17 +71,12 @@ def figure_2(points: list[Compared], iterations: int) -> list[Verdict]:
     clear = sum(p.ratio(method) <= MEANINGFUL for p in promised)
     # "Except" says that it is no better there: a claim of its own.
     none = [p for p in excepted if p.ratio(method) >= MEANINGFUL]
-    return [
-        _counted(
-            "b-min-sep offers meaningful improvements over cyclic Poisson except where both epsilon and "
-            "epoch length are low (low: the lower half of what is swept here)",
-            f"by {round(100 * (1 - MEANINGFUL))} % or more at {clear}, better",
-            better,
-            promised,
-            method,
-        ),
-        _counted("where both are low there is no meaningful improvement", "none", none, excepted, method),
-    ]
+    printed = "b-min-sep offers meaningful improvements over cyclic Poisson except where both epsilon and "
+    printed += "epoch length are low (low: the lower half of what is swept here)"
+    word = f"by {round(100 * (1 - MEANINGFUL))} % or more at {clear}, better"
+    verdict = _counted(printed, word, better, promised, method)
+    printed = "where both are low there is no meaningful improvement"
+    return [verdict, _counted(printed, "none", none, excepted, method)]
 
 
 def figure_3(points: list[Compared], iterations: int) -> list[Verdict]:
@@ -107,14 +102,9 @@ def section_7_2(points: list[Compared], iterations: int) -> list[Verdict]:
     best = [p for p in points if all(p.error <= other for other in p.others.values())]
     methods = points[0].others if points else ()
     predicted = "mean squared errors predict that b-min-sep is best at these numbers"
-    return [
-        _counted(predicted, "best", best, points, *methods, places="epsilons"),
-        Verdict(
-            "accuracies of a VGG on CINIC-10 (figure 4)",
-            None,
-            "pictures not rebuilt; `python -P -m tests.benchmarks.figure_4` follows the protocol on digits",
-        ),
-    ]
+    found = "pictures not rebuilt; `python -P -m tests.benchmarks.figure_4` follows the protocol on digits"
+    verdict = _counted(predicted, "best", best, points, *methods, places="epsilons")
+    return [verdict, Verdict("accuracies of a VGG on CINIC-10 (figure 4)", None, found)]
 
 
 def _lower_half(values) -> set:

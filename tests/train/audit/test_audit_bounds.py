@@ -6,13 +6,7 @@ import numpy as np
 import pytest
 import scipy
 
-from train.audit.bounds import (
-    lowest_rate,
-    max_canaries,
-    one_run_bound,
-    price,
-    refusal,
-)
+from train.audit.bounds import lowest_rate, max_canaries, one_run_bound, price, refusal
 from train.audit.command import SUSPECTED
 
 
@@ -62,11 +56,8 @@ def most_often(coins, guesses, right, epsilon, delta):
     A linear program: the probability of each output (which coins are guessed, and how) given the coins.
     """
     inputs = list(itertools.product((0, 1), repeat=coins))
-    outputs = [
-        tuple(zip(which, guess, strict=True))
-        for which in itertools.combinations(range(coins), guesses)
-        for guess in itertools.product((0, 1), repeat=guesses)
-    ]
+    guessed = itertools.combinations(range(coins), guesses), itertools.product((0, 1), repeat=guesses)
+    outputs = [tuple(zip(*each, strict=True)) for each in itertools.product(*guessed)]
     pairs = [(a, b) for a, b in itertools.permutations(range(len(inputs)), 2)]
     pairs = [(a, b) for a, b in pairs if sum(map(int.__ne__, inputs[a], inputs[b])) == 1]
     n, size = len(outputs), len(inputs) * len(outputs)
@@ -80,13 +71,10 @@ def most_often(coins, guesses, right, epsilon, delta):
         above[i, rows, excess + rows] = -1
         sums[i, excess : excess + n] = 1
     ones = np.kron(np.eye(len(inputs)), np.ones(n))
-    found = scipy.optimize.linprog(
-        -gain,
-        A_ub=np.concatenate([above.reshape(-1, len(gain)), sums]),
-        b_ub=np.repeat([0.0, delta], [len(pairs) * n, len(pairs)]),
-        A_eq=np.pad(ones, ((0, 0), (0, len(gain) - size))),
-        b_eq=np.ones(len(inputs)),
-    )
+    upper = np.concatenate([above.reshape(-1, len(gain)), sums])
+    limits = np.repeat([0.0, delta], [len(pairs) * n, len(pairs)])
+    equal = np.pad(ones, ((0, 0), (0, len(gain) - size)))
+    found = scipy.optimize.linprog(-gain, upper, limits, equal, np.ones(len(inputs)))
     assert found.status == 0
     return -found.fun
 
@@ -146,8 +134,9 @@ def test_a_quarter_of_the_noise_is_refuted_and_the_noise_that_is_claimed_is_not(
     probability 0.05 at most by the theorem, and far below.
     """
     rng = np.random.default_rng(0)
-    broken, honest = (
-        [one_run_bound(*canary_scores(rng, sigma, 4.0 * SUSPECTED), 1e-5, 0.95)[0] for _ in range(25)]
-        for sigma in (1.0, 4.0)
-    )
+
+    def lower(sigma):
+        return one_run_bound(*canary_scores(rng, sigma, 4.0 * SUSPECTED), 1e-5, 0.95)[0]
+
+    broken, honest = ([lower(sigma) for _ in range(25)] for sigma in (1.0, 4.0))
     assert np.sum(np.array(broken) > 2.2) >= 23 and max(honest) < 1.2 and np.mean(honest) > 0.3

@@ -15,7 +15,7 @@ from jaxacct.schemes.truncation.truncated_b_min_sep import TruncatedBMinSep
 from tests import commands
 from tests.refusals import refused
 from tests.stored_plans import with_derived
-from tests.train.plans import plan, plan_of
+from tests.train.runs import KEYS, plan, plan_of
 from train.audit import canaries, command
 from train.audit.canaries import outputs
 from train.audit.command import Finding, audit
@@ -27,7 +27,6 @@ from train.procedures.protocol import Request
 
 pytestmark = pytest.mark.usefixtures("shared_programs")
 
-KEYS = ((1, 2, 3, 4), np.arange(8, dtype=np.uint32))
 ROWS, CLIP = 1200, 0.5
 # Full batches, so that an analytic bound certifies at once what is nearly tight. At five other keys the
 # bounds were 1.43 to 2.7 with a quarter of the noise and 3.2 to 4.5 without clipping.
@@ -56,14 +55,13 @@ def plant(monkeypatch, less: float, clips: float = 1) -> None:
     monkeypatch.setattr(bandmf, "privatize", broken)
 
 
-@pytest.mark.parametrize(
-    "fault",
-    [None, (4,), pytest.param((10, 10), marks=pytest.mark.slow)],
-    ids=["honest", "noise", "clipping"],
-)
-def test_planted_faults_are_found_and_nothing_else(fault, monkeypatch):
+FAULTS = {"honest": None, "noise": (4,), "clipping": (10, 10)}
+
+
+@pytest.mark.parametrize("name", ["honest", "noise", pytest.param("clipping", marks=pytest.mark.slow)])
+def test_planted_faults_are_found_and_nothing_else(name, monkeypatch):
     """A quarter of the noise, and no clipping below ten clip norms with the noise of one."""
-    if fault:
+    if fault := FAULTS[name]:
         plant(monkeypatch, *fault)
     found = audit(**given(), plan=PLAN, keys=KEYS, clip_norm=CLIP)
     assert found.contradicts == (fault is not None), found.statement()
@@ -93,9 +91,8 @@ def test_the_coins_decide_who_is_a_canary_and_the_others_stay_what_they_are(monk
     one, other = (audit(**given(), plan=PLAN) for _ in range(2))
     canary_of, coordinates = seen[0]
     assert (canary_of[800:] == canaries.REAL).all() and len(set(coordinates)) == 800
-    np.testing.assert_array_equal(
-        canary_of[:800], np.where(one.private_present, coordinates, canaries.SILENT)
-    )
+    expected = np.where(one.private_present, coordinates, canaries.SILENT)
+    np.testing.assert_array_equal(canary_of[:800], expected)
     assert 280 < one.private_present.sum() < 520  # fails with probability 1e-16
     assert (one.private_present != other.private_present).any()
 
@@ -112,9 +109,8 @@ def test_a_canary_moves_its_coordinate_by_the_clip_norm_and_all_others_nothing(n
     data = {"x": np.ones((40, 3), np.float32), "y": np.arange(40, dtype=np.float32)}
     params = {"b": jnp.zeros(()), "w": jnp.zeros((3, 2))}
     functional, params = Request(params, jittered, data, options=TrainOptions(loss_key=3)).functional()
-    options = TrainOptions(
-        keys=KEYS, progress=False, normalize=normalize, microbatch_size=8, prefetch=0, verify=False
-    )
+    options = dict(keys=KEYS, progress=False, normalize=normalize, microbatch_size=8)
+    options = TrainOptions(**options, prefetch=0, verify=False)
     setting = canaries.Setting(covered, functional, params, as_rows(data), CLIP, options)
     canary_of = np.full(40, canaries.REAL, np.int32)
     canary_of[:3] = 4, canaries.SILENT, 2
@@ -138,9 +134,8 @@ def test_what_is_released_becomes_outputs_by_the_matrix():
     inverse = BandedInverse.bisr(iterations=6, bands=3)
     coefficients, of_inverse = inverse.noise_recursion()
     assert of_inverse
-    matrix = np.linalg.inv(
-        scipy.linalg.toeplitz(np.pad(coefficients, (0, 6 - len(coefficients))), np.zeros(6))
-    )
+    column = np.pad(coefficients, (0, 6 - len(coefficients)))
+    matrix = np.linalg.inv(scipy.linalg.toeplitz(column, np.zeros(6)))
     np.testing.assert_allclose(outputs(Mechanism(scheme, inverse, 1.0), released), released @ matrix.T)
 
 
@@ -212,10 +207,10 @@ def test_the_command(tmp_path, capsys, monkeypatch):
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("default_promotion")
 def test_the_command_on_digits(tmp_path, capsys):
     """As it comes, in some fifteen seconds."""
     plan(dataset_size=1440, iterations=24, rate=0.2, sigma=6.0, epsilon=4.0).save(tmp_path / "plan.json")
-    code, out, _ = commands.command(
-        capsys, "audit", "--plan", tmp_path / "plan.json", "--out", tmp_path / "found.json"
-    )
+    words = "--plan", tmp_path / "plan.json", "--out", tmp_path / "found.json"
+    code, out, _ = commands.command(capsys, "audit", *words)
     assert code == 0 and "one-run audit, 960" in out

@@ -19,8 +19,7 @@ from tests.oracles import enumeration, shared_examples
 from tests.oracles.chi_square import chi_square_p_value
 from tests.refusals import refused
 from tests.stored_plans import whole
-from tests.train.fitting import fit
-from tests.train.plans import plan_of
+from tests.train.runs import fit, plan_of
 from train.batches import attribution
 from train.batches import graph as graphs
 from train.batches.attribution import bound_contributions
@@ -39,9 +38,8 @@ def papers(num_examples=60, num_authors=40, seed=0) -> Attribution:
     popularity = generator.pareto(1.5, num_authors) + 0.1
     users, rows = [], []
     for row in range(num_examples):
-        authors = generator.choice(
-            num_authors, generator.integers(1, 4), replace=False, p=popularity / popularity.sum()
-        )
+        number, share = generator.integers(1, 4), popularity / popularity.sum()
+        authors = generator.choice(num_authors, number, replace=False, p=share)
         users += authors.tolist()
         rows += [row] * len(authors)
     return from_edges(users, rows, dataset_size=num_examples)
@@ -55,10 +53,7 @@ def albums(num_examples=120, num_users=50, seed=5) -> Attribution:
 
 
 def user_sets(graph: Attribution) -> list[set[int]]:
-    return [
-        set(graph.users[graph.first_user[e] : graph.first_user[e + 1]].tolist())
-        for e in range(graph.num_examples)
-    ]
+    return [set(owners.tolist()) for owners in np.split(graph.users, graph.first_user[1:-1])]
 
 
 def sampler_on(graph: Attribution, scheme) -> Sampler:
@@ -122,9 +117,8 @@ def naive_distribution(graph, scheme, burn_in: int) -> dict[tuple[int, ...], flo
                 excluded |= {e for e in range(len(sets)) if sets[e] & owners}
             batches_.append([int(coins[i][e] and e not in excluded) for e in range(real)])
         heads = sum(map(sum, coins))
-        distribution[tuple(itertools.chain(*batches_[burn_in:]))] += p**heads * (1 - p) ** (
-            len(sets) * steps - heads
-        )
+        tails = len(sets) * steps - heads
+        distribution[tuple(itertools.chain(*batches_[burn_in:]))] += p**heads * (1 - p) ** tails
     return dict(distribution)
 
 
@@ -229,10 +223,7 @@ NAMES = {
     "empty": (["ann", "", "bob"], "row 1 has '': drop it"),
     "missing": (["ann", "bob", "nan"], "row 2 has 'nan': drop it"),
     "missing, capital": (["NaN ", "ann", "bob"], "row 0 has 'NaN ': drop it"),
-    "case": (
-        ["ann", "bob", "Ann"],
-        "row 2 has 'Ann', another has 'ann': these differ by case or spaces only",
-    ),
+    "case": (["ann", "bob", "Ann"], "row 2 has 'Ann', another has 'ann': these differ by case or spaces"),
     "spaces": (["ann", "bob ", "bob"], "row 2 has 'bob', another has 'bob '"),
     "inner spaces": (["ann lee", "ann  lee", "bob"], "row 1 has 'ann  lee', another has 'ann lee'"),
     "accents": (["zo\u00eb", "zoe\u0308", "bob"], "row 1 has 'zoe\u0308', another has 'zo\u00eb'"),
@@ -362,9 +353,8 @@ def test_shared_examples_are_refused_wherever_training_begins(tmp_path, capsys):
 
 def fit_on(plan, graph):
     data = {"x": np.zeros((graph.dataset_size, 1), np.float32)}
-    return fit(
-        plan, np.zeros(1, np.float32), lambda w, e: (w * e["x"]).sum(), data, optax.sgd(0.1), graph=graph
-    )
+    given = plan, np.zeros(1, np.float32), lambda w, e: (w * e["x"]).sum(), data, optax.sgd(0.1)
+    return fit(*given, graph=graph)
 
 
 @pytest.mark.parametrize("separation", [1, 3])

@@ -15,7 +15,7 @@ from sklearn.datasets import load_digits
 
 import jaxacct
 from tests.refusals import refused
-from tests.train.test_loop import ROWS, data
+from tests.train.runs import ROWS, data
 from train.batches.data import from_arrays, load
 from train.batches.sources import ArrayRows, as_rows, check_numbers
 
@@ -59,10 +59,7 @@ WIDE = {
     "int64": (np.array([1, 2**40 + 3]), r"integers from -2147483648 to 2147483647.*of int64 in ids"),
     "negative": (np.array([1, -(2**31) - 1]), "integers from -2147483648"),
     "uint64": (np.array([1, 2**32], np.uint64), "integers from 0 to 4294967295"),
-    "seconds": (
-        np.array([1.7e9, 1.7e9 + 1]),
-        r"float32 keeps where they are 2\^24 or more.*of float64 in ids",
-    ),
+    "seconds": (1.7e9 + np.arange(2), r"float32 keeps where they are 2\^24 or more.*of float64 in ids"),
     "fractions": (np.array([1.0, 1.7e9 + 0.25]), "float32 keeps"),
     "beyond float32": (np.array([1.0, 1e39]), "float32 keeps"),
 }
@@ -168,9 +165,8 @@ def test_mnist_from_a_folder(tmp_path):
         (tmp_path / f"{name}-labels-idx1-ubyte").write_bytes(idx(labels))
     split = load("mnist", tmp_path)
     found = split.test.take(np.array([4, 1]), 3)
-    np.testing.assert_array_equal(
-        found["inputs"][:2, ..., 0], images[[4, 1]].astype(np.float32) / np.float32(255)
-    )
+    expected = images[[4, 1]].astype(np.float32) / np.float32(255)
+    np.testing.assert_array_equal(found["inputs"][:2, ..., 0], expected)
     assert found["labels"].tolist() == [1, 9, 0] and len(split.train) == 5 and split.num_classes == 10
     path = tmp_path / "t10k-labels-idx1-ubyte"
     for bad, word in (

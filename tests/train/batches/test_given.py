@@ -11,10 +11,8 @@ import pytest
 
 from jaxacct import BandedToeplitz, BufferedToeplitz, FixedOrder, Mechanism
 from tests.refusals import refused
-from tests.train import stand_in_torch, test_loop
-from tests.train.plans import plan, plan_of
-from tests.train.stand_in_torch import Tensor
-from tests.train.test_loop import KEYS, PARAMS, Crash, crashed, loss
+from tests.train import runs
+from tests.train.runs import KEYS, PARAMS, Crash, crashed, loss, plan, plan_of
 from train import fit
 from train.batches.given import BatchesError, Committed, GivenBatches
 from train.batches.sampler import SamplerState
@@ -30,7 +28,7 @@ MATRIX = BufferedToeplitz((0.9, 0.3), (0.2, 0.4), STEPS)
 
 
 def data():
-    return test_loop.data(ROWS)
+    return runs.data(ROWS)
 
 
 def shuffled(seed=0, epochs=3) -> np.ndarray:
@@ -56,7 +54,17 @@ def given_of(batches, scheme=SCHEME) -> GivenBatches:
 
 
 def flat(result) -> np.ndarray:
-    return test_loop.flat(result.params)
+    return runs.flat(result.params)
+
+
+class Tensor:
+    """A PyTorch tensor in what fit sees of it."""
+
+    def __init__(self, values):
+        self.values, self.ndim = np.asarray(values), np.ndim(values)
+
+    def __array__(self, dtype=None, copy=None):
+        return self.values if dtype is None else self.values.astype(dtype)
 
 
 class StandInLoader:
@@ -74,18 +82,7 @@ class StandInLoader:
 
 def grain_loader(ids):
     """A Grain `DataLoader` of ids in that order, in batches."""
-
-    class Order:
-        def __init__(self, order):
-            self.order = [int(each) for each in order]
-
-        def __len__(self):
-            return len(self.order)
-
-        def __getitem__(self, index):
-            return self.order[index]
-
-    source = Order(ids.ravel())
+    source = ids.ravel().tolist()
     sampler = grain.samplers.IndexSampler(len(source), shuffle=False, num_epochs=1)
     return grain.DataLoader(data_source=source, sampler=sampler, operations=[grain.transforms.Batch(SIZE)])
 
@@ -99,14 +96,8 @@ def one_key(monkeypatch):
 @pytest.mark.usefixtures("one_key")
 def test_all_loaders_train_the_same_bits():
     ids = shuffled()
-    found = [
-        run(ids),
-        run(list(ids)),
-        run(each for each in ids),
-        run(StandInLoader(ids)),
-        run(grain_loader(ids)),
-        run(ids.astype(np.uint16), prefetch=0),
-    ]
+    loaders = ids, list(ids), (each for each in ids), StandInLoader(ids), grain_loader(ids)
+    found = [*map(run, loaders), run(ids.astype(np.uint16), prefetch=0)]
     for other in found[1:]:
         np.testing.assert_array_equal(flat(other), flat(found[0]))
     assert not np.array_equal(flat(run(shuffled(1))), flat(found[0]))
@@ -150,8 +141,7 @@ def test_ids_of_several_dtypes():
         ([True, 1, 2, 3][:1] * 4, "arrays of integer ids, got bool"),
         ({"id": np.arange(4)}, "arrays of integer ids, got object"),
     ):
-        with pytest.raises(BatchesError, match=said):
-            given_of([wrong] * STEPS)
+        refused(said, given_of, [wrong] * STEPS)
 
 
 def broken():
@@ -191,8 +181,7 @@ def test_a_wrong_batch_stops_before_it_is_trained_on(name, tmp_path):
     """It is not trained, no step before it is lost, and the right batches go on to the same bits."""
     batches, said = broken()[name]
     good = shuffled()
-    with pytest.raises(BatchesError, match=said):
-        run(batches, out=tmp_path / "run")
+    refused(said, run, batches, out=tmp_path / "run")
     assert not (tmp_path / "run" / "model").exists()
     assert sorted(int(each.name) for each in (tmp_path / "run" / "checkpoints").iterdir())[-1] == 7
     if name == "ends early":  # a generator has no length, which a resumed run must share
@@ -215,8 +204,7 @@ def test_limits_of_the_plan_one_step_off():
     ):
         given = given_of(batches, scheme)
         advance(given, step)
-        with pytest.raises(BatchesError, match=r"must not have id|times at most"):
-            given.next()
+        refused(r"must not have id|times at most", given.next)
         assert given.state.step == step
     advance(given_of(same, apart))
 
@@ -228,11 +216,10 @@ def test_what_is_no_loader_is_refused_before_anything(tmp_path):
         ([], "at least the 12 steps"),
     ):
         refused(said, run, batches, out=tmp_path / "run")
-    with pytest.raises(BatchesError, match="the plan's 4 ids, got 3 at step 0"):
-        run(shuffled()[:, :3], out=tmp_path / "run")
+    refused("the plan's 4 ids, got 3 at step 0", run, shuffled()[:, :3], out=tmp_path / "run")
     assert not (tmp_path / "run" / "secret.json").exists()
-    with pytest.raises(ValueError, match="batches must not be given for a plan of b-min-sep"):
-        run(shuffled(), plan=plan(dataset_size=ROWS))
+    other = plan(dataset_size=ROWS)
+    refused("batches must not be given for a plan of b-min-sep", run, shuffled(), plan=other)
     run(shuffled()[:6], steps=6)
 
 
@@ -268,9 +255,8 @@ def test_absent_examples_leave_their_places_empty():
     absent = plan_of(Mechanism(SCHEME, BandedToeplitz.identity(), 0.5, "add-or-remove-one"), ROWS)
     rows = data()
     fewer = {name: each[:18] for name, each in rows.items()}
-    zeros = {
-        name: each * (np.arange(ROWS) < 18).reshape(-1, *[1] * (each.ndim - 1)) for name, each in rows.items()
-    }
+    there = np.arange(ROWS) < 18
+    zeros = {"x": rows["x"] * there[:, None], "y": rows["y"] * there}
     for batches in (shuffled(), None):
         missing = run(batches, plan=absent, rows=fewer)
         # A row of zeros has a gradient in b alone; of one with loss 0 it is zero.
@@ -311,15 +297,15 @@ def stopped(after: int, out, batches, **options):
 
 def test_another_loss_elsewhere_is_refused(tmp_path, monkeypatch):
     """Attack: the difference of both models was the sum of the last batch, to 2e-4 at noise 100."""
-    loud = plan("poisson", dataset_size=test_loop.ROWS, sigma=100.0)
+    loud = plan("poisson", dataset_size=runs.ROWS, sigma=100.0)
     options = dict(plan=loud, optimizer=optax.sgd(1.0), checkpoint_every=11)
     crashed(12, out=tmp_path / "one", **options)
     shutil.copytree(tmp_path / "one", tmp_path / "copy")
-    test_loop.run(out=tmp_path / "one", **options)
+    runs.run(out=tmp_path / "one", **options)
     monkeypatch.setattr(machine, "versions", lambda: {"jax": "9", "numpy": "9"})
     for other in (lambda p, e: 0.0 * loss(p, e), lambda p, e: loss(p, e) + 0.0 * p["b"] ** 2):
-        with pytest.raises(ValueError, match="another loss, or a release of JAX"):
-            test_loop.run(out=tmp_path / "copy", loss=other, elastic=True, **options)
+        given = dict(out=tmp_path / "copy", loss=other, elastic=True) | options
+        refused("another loss, or a release of JAX", runs.run, **given)
 
 
 def test_other_batches_of_a_step_that_was_begun_are_refused(tmp_path):
@@ -327,9 +313,7 @@ def test_other_batches_of_a_step_that_was_begun_are_refused(tmp_path):
     out = tmp_path / "run"
     stopped(8, out, shuffled())
     assert sorted(int(each.name) for each in (out / "checkpoints").iterdir())[-1] == 5
-    with pytest.raises(BatchesError, match="the same as before at step 5") as caught:
-        run(swapped(6), out=out)
-    assert "\n" not in str(caught.value)
+    refused("the same as before at step 5", run, swapped(6), out=out)
     np.testing.assert_array_equal(flat(run(shuffled(), out=out)), flat(run(shuffled())))
 
 
@@ -356,8 +340,7 @@ def test_a_shown_step_without_its_batches_is_refused(tmp_path):
     other[11] = last_of_epoch()
     run(shuffled(), out=tmp_path)
     shutil.rmtree(tmp_path / "checkpoints/12")
-    with pytest.raises(BatchesError, match="the same as before at step 11"):
-        run(other, out=tmp_path)
+    refused("the same as before at step 11", run, other, out=tmp_path)
     (tmp_path / "private/batches").unlink()
     refused("has shown step 12 and has neither a checkpoint of it nor its batches", run, other, out=tmp_path)
 
@@ -380,23 +363,27 @@ def test_lines_that_were_never_finished_are_dropped(tmp_path):
     again.close()
     assert path.read_bytes() == whole and b"digest" not in whole
     other = Committed(path, key, 1)
-    with pytest.raises(BatchesError, match="at step 2"):
-        other.add(SamplerState(key, 3, "other"))
+    refused("at step 2", other.add, SamplerState(key, 3, "other"))
     other.close()
 
 
-def a_loader_of_pairs(torch):
-    """A loader of (inputs, labels) without ids."""
+class Pairs:
+    """A data set of (inputs, labels)."""
 
-    class Pairs(torch.utils.data.Dataset):
-        def __len__(self):
-            return ROWS
+    def __len__(self):
+        return ROWS
 
-        def __getitem__(self, index):
-            return data()["x"][index], data()["y"][index]
+    def __getitem__(self, index):
+        return data()["x"][index], data()["y"][index]
 
-    seed = torch.Generator().manual_seed(0)
-    return torch.utils.data.DataLoader(Pairs(), SIZE, shuffle=True, drop_last=True, generator=seed)
+
+class LoaderOfPairs(StandInLoader):
+    """One that yields rows in place of ids, which its `batch_sampler` has."""
+
+    dataset, batch_sampler = Pairs(), shuffled().tolist()
+
+    def __iter__(self):
+        return (list(map(Tensor, self.dataset[ids])) for ids in self.ids)
 
 
 def loss_of_pair(params, example):
@@ -406,16 +393,12 @@ def loss_of_pair(params, example):
 @pytest.mark.usefixtures("one_key")
 def test_a_loader_of_inputs_and_labels():
     """Both halves of a loader train the bits of arrays; the loader is refused with the line that helps."""
-    loader = a_loader_of_pairs(stand_in_torch.module())
-    ids = [ids for _ in range(3) for ids in loader.batch_sampler][:STEPS]
-    options = TrainOptions(keys=KEYS, checkpoint_every=5)
-    found = fit(
-        certified(), PARAMS, loss_of_pair, loader.dataset, optax.sgd(1.0), batches=ids, options=options
-    )
-    np.testing.assert_array_equal(flat(found), flat(run(np.array(ids))))
+    loader, options = LoaderOfPairs(shuffled()), TrainOptions(keys=KEYS, checkpoint_every=5)
+    given = certified(), PARAMS, loss_of_pair, loader.dataset, optax.sgd(1.0)
+    found = fit(*given, batches=loader.batch_sampler, options=options)
+    np.testing.assert_array_equal(flat(found), flat(run(shuffled())))
     said = r"ids alone, got rows at step 0; .* data=loader\.dataset and the ids of loader"
-    with pytest.raises(BatchesError, match=said):
-        GivenBatches(loader, SCHEME.patterns, ROWS, SIZE, len(loader))
+    refused(said, GivenBatches, loader, SCHEME.patterns, ROWS, SIZE, len(loader))
 
 
 def test_a_dataset_that_repeats_for_ever():
@@ -425,8 +408,7 @@ def test_a_dataset_that_repeats_for_ever():
     np.testing.assert_array_equal(found, ids)
     assert given.described() == {"length": None}
     given = given_of(Repeated(ids[:4]))  # repeats four batches of an epoch of five
-    with pytest.raises(BatchesError, match="at step 4, as it was in step 0"):
-        advance(given)
+    refused("at step 4, as it was in step 0", advance, given)
     assert given.state.step == 4
 
 
@@ -436,10 +418,9 @@ def test_a_batch_of_all_examples():
     assert (scheme.participations, scheme.steps_per_epoch, scheme.min_separation) == (STEPS, 1, 1)
     given = given_of([np.roll(np.arange(ROWS), step) for step in range(STEPS)], scheme)
     assert advance(given).shape == (STEPS, ROWS)
-    with pytest.raises(BatchesError, match="the plan's 20 ids, got 19"):
-        given_of([np.arange(ROWS - 1)] * STEPS, scheme)
-    with pytest.raises(ValueError, match="batch_size must be at most dataset_size 20, got 21"):
-        FixedOrder.from_batch_size(dataset_size=ROWS, batch_size=ROWS + 1, iterations=STEPS)
+    refused("the plan's 20 ids, got 19", given_of, [np.arange(ROWS - 1)] * STEPS, scheme)
+    sizes = dict(dataset_size=ROWS, batch_size=ROWS + 1, iterations=STEPS)
+    refused("batch_size must be at most dataset_size 20, got 21", FixedOrder.from_batch_size, **sizes)
 
 
 def test_examples_that_are_left_over():
@@ -454,8 +435,7 @@ def test_examples_that_are_left_over():
     ids[EPOCH - 1, :2] = left  # the last rows of the first epoch
     ids[EPOCH - 1, 2] = ids[0, 0]
     given = GivenBatches(ids, scheme.patterns, ROWS + 2, SIZE, STEPS)
-    with pytest.raises(BatchesError, match=f"at step {EPOCH - 1}, as it was in step 0"):
-        advance(given)
+    refused(f"at step {EPOCH - 1}, as it was in step 0", advance, given)
     assert given.state.step == EPOCH - 1
 
 

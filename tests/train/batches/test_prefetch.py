@@ -9,7 +9,7 @@ import time
 import numpy as np
 import pytest
 
-from tests.train.test_loop import Crash, crashed, data, flat, run
+from tests.train.runs import Crash, crashed, data, flat, run
 from train.batches.prefetch import ahead
 from train.batches.sources import ArrayRows
 
@@ -102,14 +102,11 @@ def test_the_precision_of_the_caller_is_that_of_the_thread(x64):
         assert next(found) == jnp.float64
 
 
+@pytest.mark.usefixtures("interruptible")
 def test_control_c_ends_a_run_that_reads(tmp_path):
     """In the middle of reading the fourth batch; the folder goes on from its last checkpoint."""
     options = dict(out=tmp_path / "run", checkpoint_every=5, prefetch=1)
-    before = signal.signal(signal.SIGINT, signal.default_int_handler)  # pytest's workers ignore it
-    try:
-        with pytest.raises(KeyboardInterrupt):
-            run(data=Watched(signalled=4), **options)
-    finally:
-        signal.signal(signal.SIGINT, before)
+    with pytest.raises(KeyboardInterrupt):
+        run(data=Watched(signalled=4), **options)
     assert not threads()
     np.testing.assert_array_equal(flat(run(**options).params), flat(run().params))

@@ -14,7 +14,7 @@ from flax import linen, nnx
 from jax import lax
 
 from tests.refusals import refused
-from tests.train.test_loop import PARAMS, flat, loss, run
+from tests.train.runs import PARAMS, flat, loss, run, squared
 from train.clipping.per_example import check_loss
 from train.models.loss import nnx_loss
 
@@ -34,10 +34,6 @@ class Normed(nnx.Module):
         return self.norm(x, **self.in_call).sum()
 
 
-def of_nnx(model, example):
-    return (model(example["x"]) - example["y"]) ** 2
-
-
 TAKEN = {"use_running_average": False}
 
 
@@ -48,22 +44,22 @@ def test_statistics_of_a_batch_are_refused_of_nnx():
         (Normed(TAKEN), f"model {TEXT}.*use_running_average=True"),
         (Normed(FROZEN, TAKEN), "loss must not write to the model, wrote to norm"),
     ):
-        refused(message, run, model=model, loss=of_nnx)
+        refused(message, run, model=model, loss=squared)
 
 
 def test_frozen_statistics_of_nnx_are_used_and_bind_a_run(tmp_path):
     """The gradient of scales around the stored mean; other statistics do not go on in the folder."""
     model = Normed({})
     model.eval()
-    found = run(model=model, loss=of_nnx, out=tmp_path / "run", steps=2)
+    found = run(model=model, loss=squared, out=tmp_path / "run", steps=2)
     assert flat(found.params).shape == (3,) and (flat(found.params) != 1).all()
     np.testing.assert_array_equal(model.norm.mean[...], [0.5, -1.0, 2.0])
-    function, params = nnx_loss(model, of_nnx)
+    function, params = nnx_loss(model, squared)
     one = {"x": jnp.ones(3), "y": jnp.float32(0)}
     assert float(function(params, one)) == pytest.approx((0.5 + 2 - 1) ** 2, rel=1e-4)
     other = Normed(FROZEN)
     other.norm.mean[...] = jnp.zeros(3)
-    refused("another frozen part", run, model=other, loss=of_nnx, out=tmp_path / "run", steps=2)
+    refused("another frozen part", run, model=other, loss=squared, out=tmp_path / "run", steps=2)
 
 
 def of_linen(options, in_call=None):
@@ -128,9 +124,8 @@ GRAPH, SCALES, STATISTICS = nnx.split(Merged(), nnx.Param, ...)
 
 
 def in_scan(params, x):
-    return lax.scan(lambda y, _: (of_deviations(y @ params @ params.T), None), x[None], None, length=2)[
-        0
-    ].sum()
+    found, _ = lax.scan(lambda y, _: (of_deviations(y @ params @ params.T), None), x[None], None, length=2)
+    return found.sum()
 
 
 def carried(params, x):

@@ -19,9 +19,7 @@ from jax import lax
 
 from tests.refusals import refused
 from tests.train.clipping.test_ghost import Everything, of_everything
-from tests.train.fitting import fit
-from tests.train.modules import made
-from tests.train.plans import plan
+from tests.train.runs import fit, flat, made, plan
 from train.clipping import ghost as automatic
 from train.clipping.ghost import budget, ghost_gradient_sum
 from train.clipping.grid import DEVICE_UNIT, Grid
@@ -53,9 +51,8 @@ def meshes():
     """Four devices in a row, eight in two."""
     devices = np.array(jax.devices())
     assert devices.size == 8
-    return jax.sharding.Mesh(devices[:4], ("data",)), jax.sharding.Mesh(
-        devices.reshape(2, 4), ("host", "data")
-    )
+    row, two = devices[:4], devices.reshape(2, 4)
+    return jax.sharding.Mesh(row, ("data",)), jax.sharding.Mesh(two, ("host", "data"))
 
 
 def on(mesh, tree, *axes):
@@ -90,10 +87,6 @@ def small():
     return convolved, params, batch, np.arange(ROWS) != 3
 
 
-def flat(tree) -> np.ndarray:
-    return np.concatenate([np.ravel(leaf) for leaf in jax.tree.leaves(tree)])
-
-
 def sums_are_those_of_one_device(setting, micro: int, sum_of, slack: float = 0, over=None, **options):
     """To `slack` units per example, within what is reserved for rounding of totals with ghost clipping.
 
@@ -111,9 +104,8 @@ def sums_are_those_of_one_device(setting, micro: int, sum_of, slack: float = 0, 
     def summed(mesh):
         run = jax.jit(functools.partial(sum_of, mesh=mesh, **given))
         placed = on(mesh, params), on(mesh, batch, *(mesh.axis_names if mesh else ()))
-        return lambda mask: run(
-            on(mesh, jax.tree_util.Partial(loss)), *placed, on(mesh, mask, *(mesh.axis_names if mesh else ()))
-        )
+        of_loss, axes = on(mesh, jax.tree_util.Partial(loss)), mesh.axis_names if mesh else ()
+        return lambda mask: run(of_loss, *placed, on(mesh, mask, *axes))
 
     alone = summed(None)(mask)
     expected = flat(alone.total.units())
@@ -225,19 +217,18 @@ def what_no_mesh_is_given_for_is_refused():
         for call in (run, jax.jit(run)):
             for given in ((params, placed, mask), (on(mesh, params), batch, mask), (params, batch, real)):
                 refused(message, call, *given)
-        with pytest.raises(
-            ValueError, match="batch must have a multiple of 4 rows, one share a device, got 15"
-        ):
-            run(params, jax.tree.map(lambda leaf: leaf[:15], batch), mask[:15], mesh=mesh)
+        rows = jax.tree.map(lambda leaf: leaf[:15], batch)
+        odd = "batch must have a multiple of 4 rows, one share a device, got 15"
+        refused(odd, run, params, rows, mask[:15], mesh=mesh)
         refused(r"mesh must be a jax.sharding.Mesh, got ", run, params, batch, mask, mesh=4)
     batch["scale"][5] = 1.0
-    for options in ({}, dict(individual=IndividualAccounting())):
-        with pytest.raises(ValueError, match=message):
-            covered = plan("poisson", dataset_size=ROWS, rate=0.5)
-            fit(covered, on(mesh, params), loss, batch, optax.sgd(0.1), progress=False, **options)
+    covered, individual = plan("poisson", dataset_size=ROWS, rate=0.5), IndividualAccounting()
+    for options in ({}, dict(individual=individual)):
+        given = covered, on(mesh, params), loss, batch, optax.sgd(0.1)
+        refused(message, fit, *given, progress=False, **options)
     refused(message, lambda: jax.jit(DiceRule(1.0, 1.0, 1.0, ROWS).sums)(placed, mask))
-    with pytest.raises(ValueError, match="mesh must not be given with individual"):
-        fit(covered, params, loss, batch, optax.sgd(0.1), individual=IndividualAccounting(), mesh=mesh)
+    given = covered, params, loss, batch, optax.sgd(0.1)
+    refused("mesh must not be given with individual", fit, *given, individual=individual, mesh=mesh)
 
 
 def zero_rows(run) -> int:

@@ -15,7 +15,7 @@ import pytest
 
 from jaxacct import BandedToeplitz, Mechanism, Poisson
 from jaxacct.accountants.dice_plan import DicePlan
-from tests.train.fitting import fit
+from tests.train.runs import fit
 from train.clipping.grid import Grid
 from train.optimizers import privatize
 from train.procedures.batch_clipping import private_round_update
@@ -169,13 +169,10 @@ def distance(found, rows) -> float:
 FLOAT32 = 1e-4  # what rounding of the release to float32 adds in clip norms
 
 
-@pytest.mark.parametrize(
-    ("way", "kind"),
-    [
-        *((way, "per_example") for way in (ensemble, steps_in_a_scan, program_of_constants)),
-        (steps_in_a_scan, "ghost"),
-    ],
-)
+STEPS = [(way, "per_example") for way in (ensemble, steps_in_a_scan, program_of_constants)]
+
+
+@pytest.mark.parametrize(("way", "kind"), [*STEPS, (steps_in_a_scan, "ghost")])
 def test_no_row_moves_a_step_by_more_than_the_clip_norm(way, kind):
     assert distance(way(kind), cancelling(3)) <= 1 + FLOAT32
 

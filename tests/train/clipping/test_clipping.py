@@ -12,11 +12,7 @@ import pytest
 from tests.refusals import refused
 from train.clipping.grid import Grid
 from train.clipping.joined import Layout
-from train.clipping.per_example import (
-    clip_rows_to_grid,
-    clipped_gradient_sum,
-    global_norm,
-)
+from train.clipping.per_example import clip_rows_to_grid, clipped_gradient_sum, global_norm
 
 SIZES = {"w": (3, 4), "b": (4,)}
 GRID = Grid(1.0, 20)
@@ -58,11 +54,8 @@ def summed(clip_norm: float = 1.0, normalize: bool = False):
 
 def random_batch(key, size=SIZE):
     generator = generator_of(key).spawn(1)[0]
-    return {
-        "x": np.float32(generator.normal(size=(size, 3))),
-        "y": np.float32(generator.normal(size=(size, 4))),
-        "scale": np.ones(size, np.float32),
-    }
+    x, y = (np.float32(generator.normal(size=(size, width))) for width in (3, 4))
+    return {"x": x, "y": y, "scale": np.ones(size, np.float32)}
 
 
 def float64_norm(tree) -> float:
@@ -108,12 +101,9 @@ def test_sensitivity(seed, normalize):
     other = np.arange(SIZE) == 1
     for scale in (0.0, 1e-42, 1e-20, 1e-3, 1.0, 1e4, 1e25, 1e37, np.inf, np.nan):
         batch = batch | {"scale": np.where(first, np.float32(scale), np.float32(1e-6))}
-        with_it, without = (
-            summed(clip_norm, normalize)(params, batch, mask)[1] for mask in (first | other, other)
-        )
-        moved = jax.tree.map(
-            lambda a, b: np.asarray(a, np.float64) - np.asarray(b, np.float64), with_it, without
-        )
+        masks = first | other, other
+        with_it, without = (summed(clip_norm, normalize)(params, batch, mask)[1] for mask in masks)
+        moved = jax.tree.map(lambda a, b: np.subtract(a, b, dtype=np.float64), with_it, without)
         assert float64_norm(moved) <= clip_norm
         if scale == 1e4:
             assert float64_norm(moved) > clip_norm * (0.95 if normalize and clip_norm > 1 else 0.01)
@@ -196,9 +186,8 @@ def test_every_power_of_two_is_clipped(dtype, jitted):
         long = powers >= 1.0
         assert (squares[long] >= (0.998 * 2.0**40 if not normalize else 0.97 * 2.0**40)).all()
         finite = np.asarray(norms)[np.isfinite(norms)]
-        np.testing.assert_allclose(
-            finite, (powers * np.sqrt(entries))[: len(finite)], rtol=1e-6, atol=np.sqrt(entries) * 2.0**-126
-        )
+        expected, atol = powers * np.sqrt(entries), np.sqrt(entries) * 2.0**-126
+        np.testing.assert_allclose(finite, expected[: len(finite)], rtol=1e-6, atol=atol)
 
 
 def test_the_guard_refuses_what_scaling_got_wrong(monkeypatch):
@@ -238,9 +227,8 @@ def test_no_work_for_padding_and_the_same_bits(key):
         return loss(params, example)
 
     def summed(skip_padding):
-        found = functools.partial(
-            clipped_gradient_sum, grid=GRID, microbatch_size=4, skip_padding=skip_padding
-        )
+        options = dict(grid=GRID, microbatch_size=4, skip_padding=skip_padding)
+        found = functools.partial(clipped_gradient_sum, **options)
         return jax.jit(lambda mask: found(counted, params, batch, mask))
 
     skipping, constant = summed(True), summed(False)

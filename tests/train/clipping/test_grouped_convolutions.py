@@ -13,6 +13,7 @@ import pytest
 from jax import lax
 
 from jaxacct import BandedToeplitz, Mechanism, Poisson
+from tests.refusals import refused
 from train.clipping.ghost import ghost_gradient_sum
 from train.clipping.grid import Grid
 from train.clipping.per_example import clipped_gradient_sum
@@ -29,10 +30,8 @@ def convolved(kernel, image, groups=2, layout="NHWC", **options):
     options = {"window_strides": (1, 1), "padding": "SAME"} | options
     kernel = kernel if layout == "NHWC" else kernel.transpose(3, 2, 0, 1)
     image = image[None] if layout == "NHWC" else image.transpose(2, 0, 1)[None]
-    numbers = LAYOUTS[layout]
-    out = lax.conv_general_dilated(
-        image, kernel, dimension_numbers=numbers, feature_group_count=groups, **options
-    )
+    options |= dict(dimension_numbers=LAYOUTS[layout], feature_group_count=groups)
+    out = lax.conv_general_dilated(image, kernel, **options)
     return jnp.sum(jnp.sin(out))
 
 
@@ -47,10 +46,7 @@ LOSSES = {
     "depthwise, multiplied": (functools.partial(convolved, groups=4), kernel(4, 2)),
     "strided": (functools.partial(convolved, window_strides=(2, 2), padding=((1, 1), (2, 1))), kernel()),
     "dilated": (functools.partial(convolved, rhs_dilation=(2, 1)), kernel()),
-    "rematerialised": (
-        lambda w, x: jax.checkpoint(lambda w, x: jax.jit(convolved)(jnp.sin(w), x))(w, x),
-        kernel(),
-    ),
+    "rematerialised": (jax.checkpoint(lambda w, x: jax.jit(convolved)(jnp.sin(w), x)), kernel()),
 }
 
 
@@ -64,9 +60,8 @@ def test_the_gradient_is_that_of_jax_and_rows_stay_apart(name):
     gradient = jax.grad(loss)
     together = jax.jit(jax.vmap(without_batch_groups(gradient), (None, 0)))
     found = together(weights, IMAGES)
-    np.testing.assert_allclose(
-        found, jax.jit(jax.vmap(gradient, (None, 0)))(weights, IMAGES), rtol=2e-4, atol=2e-4
-    )
+    expected = jax.jit(jax.vmap(gradient, (None, 0)))(weights, IMAGES)
+    np.testing.assert_allclose(found, expected, rtol=2e-4, atol=2e-4)
     for bad, at in ((np.nan, 0), (np.inf, 2), (3e38, 1)):
         images = IMAGES.copy()
         images[at] = bad
@@ -87,13 +82,8 @@ def test_plain_vmap_mixes_rows():
 @pytest.mark.parametrize("micro", [2, 4])
 def test_one_example_moves_no_other_in_a_clipped_sum(sum_of, micro):
     loss, weights = LOSSES["rematerialised"]  # which ghost clipping has no fast way for
-    summed = jax.jit(
-        lambda images: (
-            sum_of(
-                loss, jnp.asarray(weights), images, np.ones(ROWS, bool), grid=GRID, microbatch_size=micro
-            ).norms
-        )
-    )
+    given, options = (loss, jnp.asarray(weights)), dict(grid=GRID, microbatch_size=micro)
+    summed = jax.jit(lambda images: sum_of(*given, images, np.ones(ROWS, bool), **options).norms)
     # On CPUs XLA leaves convolutions within loops as they are, so its input is tested, too.
     assert set(re.findall(r"batch_group_count = (\d+)", summed.lower(IMAGES).as_text())) == {"1"}
     honest = summed(IMAGES)
@@ -107,8 +97,8 @@ def test_in_a_loop_it_is_refused():
     def loss(w, x):
         return lax.scan(lambda y, _: (y + convolved(w * y, x), None), jnp.float32(1), None, length=2)[0]
 
-    with pytest.raises(ValueError, match="must not have a grouped convolution within scan"):
-        jax.eval_shape(without_batch_groups(jax.grad(loss)), kernel(), IMAGES[0])
+    given = without_batch_groups(jax.grad(loss)), kernel(), IMAGES[0]
+    refused("must not have a grouped convolution within scan", jax.eval_shape, *given)
 
 
 def layouts(program):

@@ -72,10 +72,8 @@ def of_tables(dtype: str, sizes, mode: str):
 
     def loss(params, example):
         # Zero, not NaN, of indices that fill in NaN.
-        found = [
-            jnp.nan_to_num(looked_up(params[name], example[name], mode)).sum(1) @ jnp.float32(weights)
-            for name in params
-        ]
+        each = (jnp.nan_to_num(looked_up(params[name], example[name], mode)) for name in params)
+        found = [rows.sum(1) @ jnp.float32(weights) for rows in each]
         return sum(found, jnp.zeros(()))
 
     return loss, params, batch, {n: expected(int(n), ids, weights, MODES[mode]) for n, ids in batch.items()}

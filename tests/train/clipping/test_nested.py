@@ -184,9 +184,8 @@ def test_a_scan_of_remat_takes_the_memory_of_its_layers_unrolled():
     kernels, batch = drawn(layers, width, width), {"x": np.zeros((size, POSITIONS, width), np.float32)}
 
     def lowered(sum_of, of, params):
-        return jax.jit(
-            lambda p, b: sum_of(of, p, b, np.ones(size, bool), grid=GRID, microbatch_size=size)
-        ).trace(params, batch)
+        options = dict(grid=GRID, microbatch_size=size)
+        return jax.jit(lambda p, b: sum_of(of, p, b, np.ones(size, bool), **options)).trace(params, batch)
 
     def memory(traced):
         return traced.lower().compile().memory_analysis().temp_size_in_bytes

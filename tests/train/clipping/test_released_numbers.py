@@ -69,9 +69,10 @@ def low_bit_statistics(released, strategy) -> np.ndarray:
     """
     found = []
     for step, now in enumerate(released):
-        mixed = sum(
-            strategy.array[k] * released[step - k] for k in range(1, min(step + 1, strategy.bands))
-        ) / strategy.array[0] + np.zeros(now.shape)
+        earlier = range(1, min(step + 1, strategy.bands))
+        mixed = sum(strategy.array[k] * released[step - k] for k in earlier) / strategy.array[0] + np.zeros(
+            now.shape
+        )
         shown = [now >> bit & 1 for bit in range(4)]
         shown += [(now + released[step - 1]) & 1] * (step > 0)
         shown += [np.cos(2 * np.pi * mixed) * (1 - 2 * (now & 1))]
@@ -83,23 +84,18 @@ def low_bit_statistics(released, strategy) -> np.ndarray:
 def attack_p_value(kind, dtype, strategy) -> float:
     """P-value of the best statistic: Kolmogorov-Smirnov, Bonferroni."""
     made = program(kind, dtype, strategy)
-    present, absent = (
-        low_bit_statistics(stepwise(made, there, key), strategy) for there, key in ((True, 1), (False, 100))
-    )
+    both = (stepwise(made, there, key) for there, key in ((True, 1), (False, 100)))
+    present, absent = (low_bit_statistics(released, strategy) for released in both)
     return len(present) * min(stats.ks_2samp(a, b).pvalue for a, b in zip(present, absent, strict=True))
 
 
 THREE = BandedToeplitz.square_root(3)
-SETTINGS = [
-    ("per_example", jnp.bfloat16, BandedInverse.bisr(iterations=3, bands=2)),
-    *(
-        pytest.param(*setting, marks=pytest.mark.slow)
-        for setting in (
-            ("per_example", jnp.float32, BufferedToeplitz((0.95, 0.4), (0.2, 0.3), 3)),
-            ("ghost", jnp.bfloat16, THREE),
-        )
-    ),
-]
+SLOW = (
+    ("per_example", jnp.float32, BufferedToeplitz((0.95, 0.4), (0.2, 0.3), 3)),
+    ("ghost", jnp.bfloat16, THREE),
+)
+SETTINGS = [("per_example", jnp.bfloat16, BandedInverse.bisr(iterations=3, bands=2))]
+SETTINGS += [pytest.param(*setting, marks=pytest.mark.slow) for setting in SLOW]
 
 
 @pytest.mark.parametrize(("kind", "dtype", "strategy"), SETTINGS)

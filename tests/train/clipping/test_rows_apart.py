@@ -10,7 +10,8 @@ from jax.experimental import buffer_callback, custom_partitioning, io_callback
 from jax.extend.core import Primitive
 from jax.interpreters import ad, batching, mlir
 
-from tests.train.test_loop import run
+from tests.refusals import refused
+from tests.train.runs import run
 from train.clipping import ghost, rows_apart
 from train.clipping.ghost import choose
 from train.clipping.grid import Grid
@@ -201,8 +202,8 @@ def test_rows_are_apart_whatever_the_rule_for_batches_does(monkeypatch):
 
 def test_a_primitive_of_others_is_refused_all_the_same():
     made = mixing()
-    with pytest.raises(ValueError, match="loss must keep examples apart: mixes is not one of the primitives"):
-        summed(lambda params, x: (params * made.bind(x)).sum(), jnp.ones(3))
+    given = lambda params, x: (params * made.bind(x)).sum(), jnp.ones(3)
+    refused("loss must keep examples apart: mixes is not one of the primitives", summed, *given)
 
 
 def test_a_callback_beside_it_is_refused():
@@ -212,18 +213,16 @@ def test_a_callback_beside_it_is_refused():
         seen = jax.pure_callback(lambda x: x, jax.ShapeDtypeStruct((), jnp.float32), x[0])
         return experts(params, x) + lax.stop_gradient(seen)
 
-    with pytest.raises(
-        ValueError, match=r"keep examples apart: (pure_callback|ragged_dot_general) is not one"
-    ):
-        summed(loss, jnp.ones((2, 3, 4)))
+    message = r"keep examples apart: (pure_callback|ragged_dot_general) is not one"
+    refused(message, summed, loss, jnp.ones((2, 3, 4)))
 
 
 def test_ghost_clipping_is_not_chosen_for_it_and_refuses_it():
     params = jnp.ones((2, 3, 400))
     found = choose(experts, params, ROWS, grid=GRID)
     assert found.clipping == "per_example" and "one at a time" in found.reason
-    with pytest.raises(ValueError, match=r"ragged_dot_general does one at a time: clipping must be 'per_exa"):
-        ghost.ghost_gradient_sum(experts, params, ROWS, MASK, grid=GRID)
+    message = "ragged_dot_general does one at a time: clipping must be 'per_exa"
+    refused(message, ghost.ghost_gradient_sum, experts, params, ROWS, MASK, grid=GRID)
 
 
 def test_fit_trains_a_mixture_of_experts():

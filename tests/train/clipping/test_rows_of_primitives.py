@@ -123,9 +123,8 @@ def windows(x):
     def pooled(start, how, padding="SAME"):
         return lambda x: lax.reduce_window(x, start, how, (2, 2), (1, 1), padding)
 
-    most, least, mean = (
-        pooled(*each) for each in ((-jnp.inf, lax.max), (jnp.inf, lax.min), (0.0, lax.add, "VALID"))
-    )
+    kinds = (-jnp.inf, lax.max), (jnp.inf, lax.min), (0.0, lax.add, "VALID")
+    most, least, mean = (pooled(*each) for each in kinds)
     found = [function(x) for function in (most, least, mean, pooled(0.0, lambda a, b: a + 2 * b))]
     gradients = [jax.grad(lambda x, f=f: jnp.sum(jnp.sin(f(x))))(x) for f in (most, mean)]
     tangents = [jax.jvp(most, (x,), (x.T,))[1]]
@@ -194,10 +193,8 @@ def of_programs(x):
     return found
 
 
-GROUPS = [
-    *(by_element, special, along_axes, rearranged, at_places, contracted),
-    *(windows, transformed, solved, unsymmetric, drawn, of_programs),
-]
+GROUPS = [by_element, special, along_axes, rearranged, at_places, contracted]
+GROUPS += [windows, transformed, solved, unsymmetric, drawn, of_programs]
 
 
 def used(jaxpr) -> set:

@@ -8,8 +8,7 @@ import numpy as np
 import optax
 import pytest
 
-from tests.train.plans import plan
-from tests.train.test_loop import PARAMS, flat, loss
+from tests.train.runs import PARAMS, flat, loss, plan
 from train.noise import recursion
 from train.optimizers import privatize
 from train.procedures import step as step_module

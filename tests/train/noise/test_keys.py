@@ -16,8 +16,7 @@ import pytest
 from jaxacct.accountants.tradeoff.plan import GeneralPlan
 from tests.refusals import refused
 from tests.train import test_dice_plan
-from tests.train.plans import plan
-from tests.train.test_loop import KEYS, PARAMS, ROWS, crashed, loss, run
+from tests.train.runs import KEYS, PARAMS, ROWS, crashed, loss, plan, run
 from train import load_model, save_model
 from train.batches.sampler import Sampler
 from train.noise import normals
@@ -95,14 +94,11 @@ def test_no_key_is_a_constant_of_a_program(name):
     """Drawn while JAX traces, all runs that the program begins would have it."""
     made = steps()[name]
     many = jax.tree.map(lambda leaf: jnp.zeros((2, *leaf.shape)), PARAMS)
-    begin = (
-        lambda: jax.jit(made.init)(PARAMS),
-        lambda: jax.jit(lambda: made.init(PARAMS))(),
-        lambda: jax.vmap(made.init)(many),
-        lambda: jax.lax.map(made.init, many),
-    )
-    for each in begin:
-        refused(r"init must be called outside of jax\.jit", each)
+    message = r"init must be called outside of jax\.jit"
+    refused(message, jax.jit(made.init), PARAMS)
+    refused(message, jax.jit(lambda: made.init(PARAMS)))
+    refused(message, jax.vmap(made.init), many)
+    refused(message, jax.lax.map, made.init, many)
     given = steps(KEYS[1])[name]
     assert (key_in(jax.jit(given.init)(PARAMS)) == KEYS[1]).all()
 
@@ -169,13 +165,10 @@ def test_a_run_that_has_shown_nothing_begins_again(tmp_path):
     assert run(out=tmp_path, checkpoint_every=4).steps == 12
 
 
-@pytest.mark.parametrize(
-    "model",
-    [
-        {"a": [jnp.float32(2), np.float32([[3, 2]])], "b": {"c": jnp.ones(4, jnp.bfloat16)}},
-        jnp.arange(5.0),
-    ],
-)
+TREE = {"a": [jnp.float32(2), np.float32([[3, 2]])], "b": {"c": jnp.ones(4, jnp.bfloat16)}}
+
+
+@pytest.mark.parametrize("model", [TREE, jnp.arange(5.0)], ids=["tree", "array"])
 def test_a_published_model_is_a_function_of_its_parameters(model, tmp_path):
     """The same bytes at another time in another folder: no times, no paths, no names drawn at random."""
     for name in ("one", "another/place"):
@@ -204,6 +197,5 @@ def test_others_see_nothing_of_the_private_log(finished):
     for path in [finished / "model", *(finished / "model").rglob("*")]:
         assert stat.S_IMODE(path.stat().st_mode) & 0o444 == 0o444 & ~mask
     published = content(finished / "model") | {"result": (finished / "result.json").read_bytes()}
-    assert not any(
-        re.search(rb"timestamp_nsecs|(?<![.0-9])[0-9]{16}\b(?![.])", text) for text in published.values()
-    )
+    times = rb"timestamp_nsecs|(?<![.0-9])[0-9]{16}\b(?![.])"
+    assert not any(re.search(times, text) for text in published.values())

@@ -8,9 +8,7 @@ import pytest
 
 from jaxacct import BandedInverse, BandedToeplitz, BMinSep, Mechanism
 from tests.refusals import refused
-from tests.train.fitting import fit
-from tests.train.plans import plan
-from tests.train.test_loop import KEYS, PARAMS, ROWS, data, loss
+from tests.train.runs import KEYS, PARAMS, ROWS, data, fit, loss, plan
 from train.noise import recursion, redrawn
 from train.optimizers import privatize
 from train.procedures.step import make_step
