@@ -30,6 +30,7 @@ from jaxacct.cli import main as cli
 from jaxacct.core import shares, truncation
 from jaxacct.core.evidence import Bound
 from tests.oracles.settings import slow
+from tests.refusals import refused
 
 SCHEME, STRATEGY = BMinSep(12, 3, 0.3), BandedToeplitz.square_root(3)
 NOISE = 2.4
@@ -137,8 +138,7 @@ def test_more_noise_than_any_target_needs():
     ids=str,
 )
 def test_bad_input(change: dict[str, Any], message):
-    with pytest.raises(ValueError, match=message):
-        calibrate(SCHEME, STRATEGY, **change)
+    refused(message, calibrate, SCHEME, STRATEGY, **change)
 
 
 @pytest.mark.parametrize("given", [dict(delta=3e-2), dict(epsilon=1.0)], ids=str)

@@ -28,6 +28,7 @@ from jaxacct.strategies.stationary import circulant_length
 from tests.core.test_budget_lines import compare
 from tests.core.test_guards import BUDGET, of
 from tests.oracles import budget_families as families
+from tests.refusals import refused
 
 DELTA_V, U = 1e-5, 2.0**-24
 COLUMNS = Mechanism(BMinSep(40, 4, 0.05), BandedToeplitz.square_root(4), 1.5)
@@ -55,8 +56,7 @@ def test_a_threshold_pays_for_every_item():
     assert threshold(proposal, DELTA_V) == pytest.approx(exact, rel=1e-12)
     assert threshold(proposal, DELTA_V) <= exact
     assert threshold(proposal, 2.4e-6) == 0
-    with pytest.raises(ValueError, match="scale must be a number"):
-        threshold(dataclasses.replace(proposal, log_scale=math.nan), DELTA_V)
+    refused("scale must be a number", threshold, dataclasses.replace(proposal, log_scale=math.nan), DELTA_V)
 
 
 def gaussian_profile() -> TabulatedProfile:

@@ -254,8 +254,7 @@ def test_no_changed_choice_is_believed_that_is_about_the_plan():
         assert path[1] in ("looked_at", "memory_copies", "workload", "given", "matrix", "batch_size"), path
         assert claims(plan) == claims(chosen_plan())
     for value in ([], "chosen", {}):
-        with pytest.raises(ValueError, match="plan"):
-            choice_of(Plan.from_json(data | {"choice": value}))
+        refused("plan", choice_of, Plan.from_json(data | {"choice": value}))
 
 
 def test_a_choice_of_something_else_is_refused_with_its_own_statement():

@@ -20,6 +20,7 @@ from tests.conformance.test_schemes import IDENTITY, divergences
 from tests.draws import divergence_interval, draws_of
 from tests.oracles import enumeration
 from tests.proposals_by_name import family_candidates, proposal_by_name, replica_proposal
+from tests.refusals import refused
 
 SIGMA = 1.1
 STRATEGY = ja.BandedToeplitz((2.0, 1.0))
@@ -201,8 +202,7 @@ def test_numbers_and_schemes_that_there_are_not():
     truncated = ja.Mechanism(ja.TruncatedBMinSep(2, 2, 0.4, 4, 10), STRATEGY, SIGMA)
     overlapping = ja.Mechanism(SMALL[0], ja.Toeplitz((0.8, 0.5, 0.3)), SIGMA)
     for mechanism, m in ((users, 2), (users, 5), (users, 1), (truncated, 4), (overlapping, 4)):
-        with pytest.raises(ValueError, match=f"replicas:{m} is not available for this mechanism"):
-            replica_proposal(mechanism, m, 1.0)
+        refused(f"replicas:{m} is not available for this mechanism", replica_proposal, mechanism, m, 1.0)
     assert [p.name for p in family_candidates("replicas", overlapping, 1.0)] == ["replicas:2"]
 
 

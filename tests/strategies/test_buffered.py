@@ -8,6 +8,7 @@ from jaxacct import BandedToeplitz, BufferedToeplitz, prefix_sum_error
 from jaxacct.strategies import Workload, workload_error
 from jaxacct.strategies.buffered_toeplitz import _inverse_column, _log_error, _poles
 from tests.oracles import enumeration
+from tests.refusals import refused
 
 N = 9
 MEMBERS = [
@@ -113,8 +114,7 @@ def test_bad_numbers():
         ({"weights": (True,)}, "weights must be a list of numbers"),
         ({"iterations": 0}, "iterations must be"),
     ]:
-        with pytest.raises(ValueError, match=message):
-            BufferedToeplitz(**{"decays": (0.5,), "weights": (0.5,), "iterations": 4} | change)
+        refused(message, BufferedToeplitz, **{"decays": (0.5,), "weights": (0.5,), "iterations": 4} | change)
 
 
 # Error x squared sensitivity by jax-privacy with as many buffers, and by the optimal n free coefficients for

@@ -19,6 +19,7 @@ from jaxacct.strategies import STRATEGIES
 from tests.commands import exit_code
 from tests.oracles import enumeration
 from tests.oracles.settings import slow
+from tests.refusals import refused
 from tests.stored_plans import as_json, forged
 from train.noise import recursion as noise
 
@@ -215,8 +216,7 @@ def test_bad_input():
         (lambda: ja.Dense(np.ones((3, 2))), "must be square"),
         (lambda: noise.init(some_dense(3), {"a": jnp.zeros(2)}, np.zeros(8, np.uint32)), "must be Toeplitz"),
     ]:
-        with pytest.raises(ValueError, match=message):
-            make()
+        refused(message, make)
     small = ja.Mechanism(ja.BMinSep(2, 1, 0.5), ja.Dense(np.array([[1.0, 0.0], [0.9, 0.6]])), 1.0)
     assert ja.sample_privacy_loss(jax.random.key(0), small, 5).shape == (5,)
 

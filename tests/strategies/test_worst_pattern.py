@@ -15,6 +15,7 @@ from jaxacct.strategies import (
 )
 from jaxacct.strategies.worst_pattern import Patterns, squared_sensitivity
 from tests.oracles.enumeration import strategy_matrix
+from tests.refusals import refused
 
 
 def is_allowed(steps, p: Patterns) -> bool:
@@ -96,8 +97,7 @@ def test_negative_entries_need_absolute_values():
     equal, opposite = np.square(matrix @ [1.0, 1.0]).sum(), np.square(matrix @ [1.0, -1.0]).sum()
     assert opposite > 1.9 * equal
     assert opposite == pytest.approx(np.abs(matrix.T @ matrix).sum())
-    with pytest.raises(ValueError, match="at least 0"):
-        Dense(matrix)
+    refused("at least 0", Dense, matrix)
 
 
 def test_epochs_lower_the_bound():

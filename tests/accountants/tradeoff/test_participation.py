@@ -28,6 +28,7 @@ from jaxacct.accountants.tradeoff import (
 )
 from jaxacct.accountants.tradeoff.generalized_dpsgd import sampled_participation
 from tests.oracles.chi_square import chi_square_p_value
+from tests.refusals import refused
 
 
 def enumerate_epoch(n, m, s, g):
@@ -160,8 +161,7 @@ def test_calibrated_sigma_meets_its_target_and_little_less_does_not():
 def test_truncated_mass_is_delta():
     distribution = ParticipationPMF(np.array([1]), np.array([1 - 1e-6]), 1e-6)
     assert mixture_delta(50.0, distribution, 1.0) == pytest.approx(1e-6, rel=1e-6)
-    with pytest.raises(ValueError, match="truncated mass"):
-        mixture_epsilon(1e-7, distribution, 1.0)
+    refused("truncated mass", mixture_epsilon, 1e-7, distribution, 1.0)
     long = participation_pmf(2000, 20, 1, 40, 3, "subsampling")
     assert 0 < long.truncated_mass < 1e-20 and abs(long.prob.sum() - 1) < 1e-9
 
