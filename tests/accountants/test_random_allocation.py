@@ -42,7 +42,7 @@ def quadrature(mus, unused, epsilon):
     left = np.array([total * math.exp(epsilon) - unused])
     weights = np.ones(1)
     for mu in mus[:-1]:
-        z = np.linspace(-12, 12 + mu, 3000 if len(mus) == 2 else 700)
+        z = np.linspace(-12, 12 + mu, 60_000 if len(mus) == 2 else 700)
         x = np.exp(mu * z - mu * mu / 2)
         left = np.subtract.outer(left, x).ravel()
         weights = np.multiply.outer(weights, stats.norm.pdf(z) * (z[1] - z[0])).ravel()

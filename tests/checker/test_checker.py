@@ -17,7 +17,6 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from scipy import integrate, stats
 
 import jaxacct
 from jaxacct import checker
@@ -26,10 +25,12 @@ from jaxacct.likelihood import loss as losses
 from jaxacct.proposals import registry, threshold
 from jaxacct.schemes.replicas import table
 from jaxacct.statistics.bounds import Budget
+from jaxacct.strategies.worst_pattern import Patterns
 from tests import calibrating
 from tests.commands import exit_code
 from tests.oracles import enumeration
 from tests.oracles.chi_square import FALSE_ALARM, chi_square_p_value
+from tests.oracles.composed_losses import sampled
 from tests.oracles.settings import slow, slow_but
 from tests.refusals import refused
 
@@ -227,13 +228,10 @@ def test_sensitivity_bounds_every_pattern():
         c = np.sort(rng.random(bands))[::-1] if falls else rng.random(bands)
         strategy = {"kind": "toeplitz", "coefficients": (c / np.linalg.norm(c)).tolist()}
         columns, full = checker.columns_of(strategy, n), matrix(strategy | {"kind": "finite"}, n + bands)
-        full, largest = full[: n if cut else n + bands - 1, :n], 0.0
+        full = full[: n if cut else n + bands - 1, :n]
         if cut:
             columns = checker.Columns(columns.c, n, n)
-        for steps in itertools.chain.from_iterable(itertools.combinations(range(n), j + 1) for j in range(k)):
-            apart = all(later - step >= b for step, later in itertools.pairwise(steps))
-            if apart and (epoch == 1 or len({step // epoch for step in steps}) == len(steps)):
-                largest = max(largest, np.linalg.norm(full[:, steps].sum(1)))
+        largest = math.sqrt(enumeration.max_square_norm(full, Patterns(n, b, k, epoch)))
         bound = checker.sensitivity(columns, k, b, epoch)
         assert bound >= largest * (1 - 1e-12)
         exact = bands <= b or (epoch == 1 and falls and not cut)
@@ -276,22 +274,13 @@ def test_a_replaced_example_counts_twice_without_amplification(mirrored, length)
     np.testing.assert_allclose(bound, checker.gaussian_delta(1.0, length / 3.0), rtol=1e-12)
 
 
-def test_analytic_bounds_against_closed_forms_and_quadrature():
+def test_analytic_bounds_against_closed_forms():
     for n, sigma, epsilon, delta in ((1, 1.0, 3.0, 1e-3), (1000, 40.0, 5.0, 1e-9)):
         exact = checker.gaussian_delta(epsilon, math.sqrt(n) / sigma)
         bound = checker.poisson_delta(n, 1 - 1e-13, sigma, epsilon, delta)
         assert exact * (1 - 1e-6) <= bound <= exact * 1.002
-    p, sigma, epsilon = 0.2, 0.7, 1.5
-
-    def excess(y, sign):
-        absent = stats.norm.pdf(y, 0, sigma)
-        present = (1 - p) * absent + p * stats.norm.pdf(y, 1, sigma)
-        first, second = (present, absent) if sign > 0 else (absent, present)
-        return max(first - math.exp(epsilon) * second, 0.0)
-
-    options = {"limit": 500, "points": [0, 1, 2]}
-    exact = max(integrate.quad(excess, -8, 9, args=(sign,), **options)[0] for sign in (1, -1))
-    assert exact * (1 - 1e-7) <= checker.poisson_delta(1, p, sigma, epsilon, 1e-3) <= exact * 1.002
+    exact = max(float(sampled(1.5, 0.2, 0.7, remove)) for remove in (True, False))
+    assert exact * (1 - 1e-7) <= checker.poisson_delta(1, 0.2, 0.7, 1.5, 1e-3) <= exact * 1.002
 
 
 @pytest.mark.parametrize(
@@ -309,22 +298,18 @@ def test_analytic_bounds_against_closed_forms_and_quadrature():
     ],
 )
 def test_one_participation_that_may_not_be(scheme, chance):
-    """`q N(1, sigma^2) + (1 - q) N(0, sigma^2)` by quadrature; with groups of phases it is not covered."""
+    """`q N(1, sigma^2) + (1 - q) N(0, sigma^2)` in 60 digits; with groups of phases it is not covered."""
 
     def bound(c, mirrored=False):
         claim = checker.Claim(scheme, None, 0.8, mirrored, 1.0, 0.5, 0.5, 0.0, 0.0, None, "random-allocation")
         return checker.analytic_delta(claim, checker.Columns(np.array(c), 5, 5))
-
-    def excess(y):
-        ratio = 1 - chance + chance * math.exp((y - 0.5) / 0.64)
-        return stats.norm.pdf(y, 0, 0.8) * max(ratio - math.e, 0.0)
 
     whole = [5**-0.5] * 5
     for given in ([whole, True], [[0.6, 0.8]], *([[whole]] if chance is None else [])):
         with pytest.raises(checker.NotCovered):
             bound(*given)
     if chance is not None:
-        assert bound(whole) == pytest.approx(integrate.quad(excess, 0, 12, points=[1, 2, 3])[0], rel=1e-5)
+        assert bound(whole) == pytest.approx(float(sampled(1.0, chance, 0.8, remove=True)), rel=1e-5)
 
 
 def claim_json(scheme, strategy, sigma, epsilon, delta, adjacency="zero-out") -> dict:

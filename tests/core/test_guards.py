@@ -420,7 +420,7 @@ def test_a_pilot_ends_with_enough_terms_or_where_they_would_have_been_seen(
     terms, samples, limit, monkeypatch
 ):
     """The same draws are not repeated, and a pilot of zeros predicts what a verification of zeros needs."""
-    asked, proposal = [], plain(MECHANISM, "remove")
+    asked = []
 
     def draws(chosen, stream, first, number):
         asked.append((first, first + number))
@@ -428,10 +428,8 @@ def test_a_pilot_ends_with_enough_terms_or_where_they_would_have_been_seen(
         return [Draws(losses, np.zeros(number * 128))]
 
     monkeypatch.setattr(base, "draw_in_batches", draws)
-    claim = Claim(MECHANISM, ClaimedTarget(1.0, 1e-2, BUDGET), None, None)
-    of = dataclasses.replace(checking.resolve_proposal(claim, proposal), threshold=1e-3)
-    options = ja.CalibrationOptions(max_samples=limit)
-    needed = pilots_module.Pilots(options, jax.random.key(0), Ended(1e9)).predicted(claim, of, 0.0)
+    given = ja.CalibrationOptions(max_samples=limit), jax.random.key(0), Ended(1e9)
+    needed = pilots_module.Pilots(*given).predicted(CLAIM, of(theta=1e-3), 0.0)
     assert asked == [(at, at + 16) for at in range(0, samples // 128, 16)]
     zeros = math.log(2 / BUDGET.failure_probability) / 1e-3
     if terms == 1:
@@ -460,6 +458,13 @@ def test_what_runs_out_of_time_is_not_certified(monkeypatch):
         refused("seconds must be a number above 0, got", ja.CalibrationOptions, seconds=seconds)
 
 
+def pass_time(monkeypatch, passed: dict[str, float], cores: int):
+    """Clocks of pilots show the seconds in `passed`, on a machine of so many cores."""
+    times = SimpleNamespace(monotonic=lambda: passed["wall"], process_time=lambda: passed["cpu"])
+    monkeypatch.setattr(pilots_module, "time", times)
+    monkeypatch.setattr(pilots_module.os, "cpu_count", lambda: cores)
+
+
 def test_the_speed_of_a_pilot_does_not_depend_on_other_processes(monkeypatch):
     """A pilot draws 2,048 samples in a CPU second of two cores, whatever the wall clock says."""
     passed = dict(wall=0.0, cpu=0.0)
@@ -468,26 +473,20 @@ def test_the_speed_of_a_pilot_does_not_depend_on_other_processes(monkeypatch):
         passed["cpu"], passed["wall"] = passed["cpu"] + 2.0, passed["wall"] + 50.0
         return [Draws(np.full(number * 128, -30.0), np.zeros(number * 128))]
 
-    times = SimpleNamespace(monotonic=lambda: passed["wall"], process_time=lambda: passed["cpu"])
-    monkeypatch.setattr(pilots_module, "time", times)
-    monkeypatch.setattr(pilots_module.os, "cpu_count", lambda: 2)
+    pass_time(monkeypatch, passed, cores=2)
     monkeypatch.setattr(base, "draw_in_batches", draws)
-    claim = Claim(MECHANISM, ClaimedTarget(1.0, 1e-2, BUDGET), None, None)
-    of = dataclasses.replace(checking.resolve_proposal(claim, plain(MECHANISM, "remove")), threshold=1e-3)
     pilots = pilots_module.Pilots(ja.CalibrationOptions(), jax.random.key(0), Ended(60.0))
-    pilots.predicted(claim, of, 0.0)
+    pilots.predicted(CLAIM, of(theta=1e-3), 0.0)
     assert max(pilots.speed) == 2048.0
 
 
 def test_a_checkpoint_is_of_one_job_only():
-    import dp_accounting as dp
-
     others = [
         dict(claim=claim_with(CLAIM, noise_multiplier=1.6)),
         dict(claim=claim_with(CLAIM, epsilon=1.1)),
         dict(claim=claim_with(CLAIM, budget=ja.Budget.split(1e-3))),
-        dict(claim=claim_with(CLAIM, compose_with=dp.GaussianDpEvent(3.0))),
-        dict(claim=claim_with(CLAIM, compose_with=dp.GaussianDpEvent(4.0))),
+        dict(claim=claim_with(CLAIM, compose_with=dp_event.GaussianDpEvent(3.0))),
+        dict(claim=claim_with(CLAIM, compose_with=dp_event.GaussianDpEvent(4.0))),
         dict(claim=claim_with(CLAIM, dataset_size=1000)),
         dict(stop=Stop("fixed", 1000)),
         dict(proposal="plain"),
@@ -642,6 +641,10 @@ def draws(loss=0.5, log_weight=0.0) -> Draws:
     return Draws(np.array([0.1, loss]), np.array([0.0, log_weight]))
 
 
+def accepted(theta, rule, bets, weights) -> bool:
+    return checking.accepts(counts(_0=10**6), theta, rule, BUDGET.failure_probability, bets, weights)
+
+
 STAGES = {
     "epsilon of verify": lambda: ja.verify(MECHANISM, NAN, 1e-2),
     "delta of verify": lambda: ja.verify(MECHANISM, 1.0, NAN, budget=BUDGET),
@@ -663,18 +666,10 @@ STAGES = {
     "total variation": lambda: threshold(plain_with(total_variation=NAN), 1e-2),
     "no samples": lambda: of(plain_with(log_scale=NAN)),
     "margin": lambda: hockey_stick.finite_margin(NAN),
-    "theta": lambda: checking.accepts(
-        counts(_0=10**6), NAN, "anytime", BUDGET.failure_probability, (0.5,), (1.0,)
-    ),
-    "theta, fixed": lambda: checking.accepts(
-        counts(_0=10**6), NAN, "fixed", BUDGET.failure_probability, (), ()
-    ),
-    "bets": lambda: checking.accepts(
-        counts(_0=10**6), 0.1, "anytime", BUDGET.failure_probability, (NAN,), (1.0,)
-    ),
-    "weights of bets": lambda: checking.accepts(
-        counts(_0=10**6), 0.1, "anytime", BUDGET.failure_probability, (0.5,), (NAN,)
-    ),
+    "theta": lambda: accepted(NAN, "anytime", (0.5,), (1.0,)),
+    "theta, fixed": lambda: accepted(NAN, "fixed", (), ()),
+    "bets": lambda: accepted(0.1, "anytime", (NAN,), (1.0,)),
+    "weights of bets": lambda: accepted(0.1, "anytime", (0.5,), (NAN,)),
     "pilot": lambda: bounds.default_bets(NAN, counts(_0=10)),
     "prediction": lambda: bounds.predicted_samples(NAN, counts(_0=10), 1e-3),
     "upper bound": lambda: bounds.upper_confidence_bound(counts(_0=10), NAN),
@@ -733,9 +728,7 @@ def test_no_name_of_the_mutants_means_two_things():
 def test_other_processes_do_not_shorten_the_time_for_samples(monkeypatch):
     """The seconds are CPU time of this process on two cores, with an executor those of the wall clock."""
     passed = dict(wall=5.0, cpu=0.0)
-    times = SimpleNamespace(monotonic=lambda: passed["wall"], process_time=lambda: passed["cpu"])
-    monkeypatch.setattr(pilots_module, "time", times)
-    monkeypatch.setattr(pilots_module.os, "cpu_count", lambda: 16)
+    pass_time(monkeypatch, passed, cores=16)
     clocks = []
 
     class Kept(pilots_module.Clock):

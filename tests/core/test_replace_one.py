@@ -9,7 +9,7 @@ import jax
 import numpy as np
 import pytest
 from msgspec import structs
-from scipy import optimize, stats
+from scipy import stats
 
 import jaxacct as ja
 from jaxacct.accountants import ACCOUNTANTS
@@ -25,6 +25,7 @@ from jaxacct.statistics.lines import total
 from jaxacct.strategies import by_name
 from tests.commands import exit_code
 from tests.oracles import enumeration
+from tests.oracles.composed_losses import antipodal, sampled
 from tests.oracles.settings import slow
 from tests.refusals import refused
 from tests.rounding_errors import loss_margin, measured_error
@@ -34,15 +35,9 @@ WHITE = ja.BandedToeplitz.identity()
 REPLACE = "replace-one"
 
 
-def one_step(q, sigma, epsilon, distance=2.0):
-    """H of one Poisson step by the rectangle rule in float64: means at 1 and 1 - distance, each with q."""
-    y = np.linspace(-12, 12, 200_001) * max(sigma, 1.0)
-
-    def density(mean):
-        return (1 - q) * stats.norm.pdf(y, 0, sigma) + q * stats.norm.pdf(y, mean, sigma)
-
-    terms = np.maximum(density(1.0) - math.exp(epsilon) * density(1.0 - distance), 0)
-    return float(terms.sum() * (y[1] - y[0]))
+def one_step(q, sigma, epsilon):
+    """H of one Poisson step, whose means are at 1 and -1, each with probability q."""
+    return float(antipodal(epsilon, q, sigma))
 
 
 def exact_loss(scheme, strategy, sigma, y):
@@ -88,19 +83,6 @@ def test_losses_of_another_matrix_are_upper_bounds():
     assert (found >= exact - 1e-5).all() and (found <= exact + 3).all() and (found > exact + 1e-3).any()
 
 
-def one_step_by_threshold(q, sigma, epsilon):
-    """The loss of one output increases in it: the divergence is that of a half-line, in closed form."""
-
-    def loss(y):
-        one, other = (np.logaddexp(np.log1p(-q), np.log(q) + (2 * s * y - 1) / 2 / sigma**2) for s in (1, -1))
-        return one - other - epsilon
-
-    with np.errstate(divide="ignore"):
-        edge = optimize.brentq(loss, -50.0, 50.0, xtol=1e-15, rtol=1e-15)
-    none, same, other = stats.norm.sf((edge - np.array([0.0, 1.0, -1.0])) / sigma)
-    return (1 - q) * none + q * same - math.exp(epsilon) * ((1 - q) * none + q * other)
-
-
 @pytest.mark.parametrize(
     ("q", "sigma", "epsilon"),
     [
@@ -108,20 +90,18 @@ def one_step_by_threshold(q, sigma, epsilon):
         *(slow(*row) for row in ((0.01, 0.5, 2.0), (1.0, 1.5, 1.0))),
     ],
 )
-def test_one_poisson_step_against_quadrature(q, sigma, epsilon):
+def test_one_poisson_step_against_60_digits(q, sigma, epsilon):
     exact = one_step(q, sigma, epsilon)
     mechanism = ja.Mechanism(ja.Poisson(1, q), WHITE, sigma, REPLACE)
     options = dict(confidence=1 - 1e-6, key=jax.random.key(5))
     found = ja.estimate_delta(mechanism, epsilon, num_samples=400_000, **options)
     assert found.low <= exact <= found.high < 1.3 * exact
     assert delta_by("unamplified", mechanism, epsilon) >= exact * (1 - 1e-6)
-    by_threshold = one_step_by_threshold(q, sigma, epsilon)
-    assert by_threshold == pytest.approx(exact, rel=1e-6)
-    assert by_threshold * (1 - 1e-11) <= delta_by("pld", mechanism, epsilon) <= 1.0002 * by_threshold
+    assert exact * (1 - 1e-11) <= delta_by("pld", mechanism, epsilon) <= 1.0002 * exact
     if q == 1.0:  # twice the sensitivity of zero-out
         assert delta_by("unamplified", mechanism, epsilon) == pytest.approx(exact, rel=1e-5)
     # Neither zero-out nor the amplification of twice the sensitivity alone is this pair.
-    assert one_step(q, sigma, epsilon, 1.0) < 0.99 * exact
+    assert sampled(epsilon, q, sigma, remove=True) < 0.99 * exact
     profile = ja.privacy_profile(mechanism, [epsilon], num_samples=20_000, **options)
     assert profile.lower[0] <= exact <= profile.upper[0]
     assert set(profile.directions) == {"remove", "add"}
@@ -138,7 +118,7 @@ def test_dp_accounting_has_half_of_the_sensitivity():
     stated = accountant.get_epsilon(1e-3)
     exact = one_step(1.0, 2.0, stated)
     assert exact > 5 * 1e-3  # at its epsilon the antipodal pair has far more than its delta
-    assert one_step(1.0, 2.0, stated, 1.0) <= 1e-3  # which is that of zero-out
+    assert sampled(stated, 1.0, 2.0, remove=True) <= 1e-3  # which is that of zero-out
     mechanism = ja.Mechanism(ja.Poisson(1, 1.0), WHITE, 2.0, REPLACE)
     assert best_accountant(mechanism, stated)[1] >= exact * (1 - 1e-6)
 

@@ -1,7 +1,6 @@
 """Batches truncated to a maximum: the reserve against the exact pair of arXiv 2602.09338, appendix D; the
 trainer."""
 
-import functools
 import itertools
 import math
 
@@ -15,13 +14,11 @@ from jaxacct.calibration.grid import Problem
 from jaxacct.core import truncation
 from jaxacct.core.truncation import MAX_SECOND_MOMENT, covers, reserve
 from jaxacct.schemes.protocol.batch_sizes import max_batch_size
+from tests.oracles import tuples
+from tests.oracles.settings import PRODUCTION
 from tests.refusals import refused
 from tests.stored_plans import forged, loaded
 from train.batches.sampler import Sampler
-
-PRODUCTION = ja.BMinSep.from_batch_size(
-    dataset_size=14_745_600, batch_size=1793, iterations=7200, min_separation=256
-)
 
 
 def pair_given(others, most: int, p: float, steps: int):
@@ -43,25 +40,12 @@ def pair_given(others, most: int, p: float, steps: int):
 
 def truncated_deltas(size, most, p, sigma, steps, epsilons, direction) -> np.ndarray:
     """H of appendix D's pair together with the others' batch sizes, on a grid of outputs."""
-    axis = np.linspace(-2 - 8 * sigma, 3 + 8 * sigma, 4001 if steps == 1 else 401)
-    spacing = (axis[1] - axis[0]) ** steps
-
-    @functools.cache
-    def density(mean):
-        factors = np.exp(-((axis - np.array(mean)[:, None]) ** 2) / 2 / sigma**2)
-        return functools.reduce(np.multiply.outer, factors / np.sqrt(2 * np.pi * sigma**2))
-
     total, distribution = np.zeros(len(epsilons)), stats.binom(size - 1, p)
     for others in itertools.product(range(size), repeat=steps):
-        pair = pair_given(others, most, p, steps)
-        first, second = (
-            sum(w * density(z) for w, z in zip([v for v, *_ in pair], means, strict=True))
-            for means in ([x for _, x, _ in pair], [y for *_, y in pair])
-        )
-        if direction == "add":
-            first, second = second, first
-        divergences = [np.maximum(0, first - math.exp(e) * second).sum() * spacing for e in epsilons]
-        total += np.prod(distribution.pmf(others)) * np.array(divergences)
+        weights, x, y = map(np.array, zip(*pair_given(others, most, p, steps), strict=True))
+        pair, points = ((x, weights), (y, weights)), 4001 if steps == 1 else 401
+        divergences = tuples.divergence(*pair, sigma, epsilons, direction, points=points)
+        total += np.prod(distribution.pmf(others)) * divergences
     return total
 
 

@@ -24,8 +24,9 @@ from jaxacct.proposals.candidates import candidates
 from jaxacct.statistics.hockey_stick import Direction, NonFiniteLossError
 from jaxacct.verification import replay as again
 from tests.oracles import tuples
+from tests.oracles.composed_losses import sampled
 from tests.refusals import refused
-from tests.schemes.test_truncated_b_min_sep import mixture_delta, pair_delta
+from tests.schemes.test_truncated_b_min_sep import pair_delta
 from tests.stored_plans import whole
 
 FALSE_ALARM = 1e-6
@@ -183,7 +184,7 @@ def test_false_acceptances_of_bounded_proposals():
     """
     sigma, p, q, runs = 1.0, 0.3, 0.05, 64
     mechanism, epsilon = ja.Mechanism(ja.Poisson(1, p), IDENTITY, sigma), EPSILON / 4
-    exact = tuples.one_step_delta(sigma, p, epsilon, "remove")
+    exact = float(sampled(epsilon, p, sigma, remove=True))
 
     def accepted(delta_v, run, max_samples):
         budget = ja.Budget(delta_v + q * (1 - delta_v), delta_v, q)
@@ -243,7 +244,7 @@ def test_false_acceptances_at_length(rule, max_samples, plain):
     """As `test_false_acceptances_of_bounded_proposals`, 1500 runs of every kind; false alarm 1e-6 each."""
     sigma, p, q, runs = 1.0, 0.3, 0.05, 1500
     mechanism, epsilon = ja.Mechanism(ja.Poisson(1, p), IDENTITY, sigma), EPSILON / 4
-    delta_v = tuples.one_step_delta(sigma, p, epsilon, "remove") * (1 - 1e-6)
+    delta_v = float(sampled(epsilon, p, sigma, remove=True)) * (1 - 1e-6)
     budget = ja.Budget(delta_v + q * (1 - delta_v), delta_v, q)
     options = dict(plain=plain, rule=rule, max_samples=max_samples)
     wrong = sum(accepts(mechanism, epsilon, "remove", budget, run, **options) for run in range(runs))
@@ -272,8 +273,8 @@ def test_resumes_where_it_was(tmp_path):
 
 def multi_attribution_delta(sigma: float) -> float:
     """n = 1 and three examples: counts are Binomial(3, 0.3)."""
-    distribution = {float(j): stats.binom.pmf(j, 3, 0.3) for j in range(4)}
-    return mixture_delta(distribution, {0.0: 1.0}, sigma, EPSILON)
+    pair = {j: stats.binom.pmf(j, 3, 0.3) for j in range(4)}, {0: 1.0}
+    return float(tuples.divergence(*pair, sigma, EPSILON, points=20_001))
 
 
 VARIANTS = {

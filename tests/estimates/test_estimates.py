@@ -32,8 +32,9 @@ from jaxacct.accountants.tradeoff.curves.gaussian import gdp_delta
 from jaxacct.estimates import estimate
 from jaxacct.estimates.estimate import proven_epsilon
 from jaxacct.proposals.base import ProposalSpec, plain
-from tests.oracles import tuples
+from tests.oracles.composed_losses import sampled
 from tests.oracles.enumeration import strategy_matrix
+from tests.oracles.settings import slow
 from tests.refusals import refused
 from tests.schemes.test_sampling import _pld, pld_delta
 
@@ -86,9 +87,7 @@ def cover_profile(runs, num_samples, confidence):
     return misses
 
 
-@pytest.mark.parametrize(
-    ("runs", "draws", "confidence"), [(10, 512, 0.9), pytest.param(300, 2048, 0.95, marks=pytest.mark.slow)]
-)
+@pytest.mark.parametrize(("runs", "draws", "confidence"), [(10, 512, 0.9), slow(300, 2048, 0.95)])
 def test_the_profile_is_covered(runs, draws, confidence):
     assert cover_profile(runs, draws, confidence) <= few(runs, 1 - confidence)
 
@@ -174,7 +173,7 @@ GRID = np.array([0.05, 0.3, 1.0, 2.0, 4.0])
 
 
 def exact(direction):
-    return np.array([tuples.one_step_delta(0.8, 0.3, e, direction) for e in GRID])
+    return np.array([float(sampled(e, 0.3, 0.8, direction == "remove")) for e in GRID])
 
 
 @pytest.mark.parametrize("direction", ["remove", "add"])

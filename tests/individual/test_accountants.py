@@ -27,6 +27,7 @@ from jaxacct.individual import (
 )
 from jaxacct.statistics.composed_losses import Part, divergence_bound
 from jaxacct.statistics.gaussian_mixtures import sampled_gaussian
+from tests.oracles.settings import slow
 from tests.refusals import refused
 
 
@@ -138,8 +139,8 @@ def test_steps_within_a_budget_by_both_accountants():
     ("sigma", "at_zero", "epsilon"),
     [
         (30.0, 0.00665079, 0.047993),
-        pytest.param(60.0, 0.00332476, 0.022218, marks=pytest.mark.slow),
-        pytest.param(100.0, 0.00199479, 0.012516, marks=pytest.mark.slow),
+        slow(60.0, 0.00332476, 0.022218),
+        slow(100.0, 0.00199479, 0.012516),
     ],
 )
 def test_the_smallest_bucket_still_costs(sigma, at_zero, epsilon):

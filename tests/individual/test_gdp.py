@@ -5,7 +5,6 @@ import numpy as np
 import pytest
 from scipy import integrate, optimize, stats
 
-from jaxacct.accountants.tradeoff.curves.gaussian import gdp_log_delta
 from jaxacct.individual import (
     IndividualRDPFilter,
     PrivacyOdometer,
@@ -15,6 +14,7 @@ from jaxacct.individual import (
     rdp_to_epsilon,
     subsampled_gaussian_rdp,
 )
+from tests.individual.test_filters import adaptive_divergence
 from tests.refusals import refused
 
 
@@ -64,12 +64,7 @@ def test_an_odometer_against_an_adaptive_adversary():
     beaten by the same sequence.
     """
     for epsilon in (0.5, 1.0, 2.0):
-
-        def conditional(t, epsilon=epsilon):
-            second = 0.8 if t > 0 else 0.0
-            return stats.norm.pdf(t, 0.6) * float(np.exp(gdp_log_delta(epsilon - (0.6 * t - 0.18), second)))
-
-        exact = integrate.quad(conditional, -12, 12, points=[0], epsabs=1e-12, limit=400)[0]
+        exact = adaptive_divergence(epsilon, 0.6, lambda t: 0.8 if t > 0 else 0.0)
         odometer = PrivacyOdometer([0.6, 0.8])
         odometer.charge(0.6)
         odometer.charge(0.8)

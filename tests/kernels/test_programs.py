@@ -11,6 +11,7 @@ from jaxacct.kernels import programs
 from jaxacct.proposals.base import draw_blocks, plain
 from jaxacct.schemes import BMinSep, CyclicPoisson, MultiAttribution, Poisson, TruncatedBMinSep
 from jaxacct.schemes.users.independent_attribution import IndependentAttribution
+from tests.oracles.settings import slow
 from tests.refusals import refused
 
 _SCHEMES = {
@@ -44,9 +45,9 @@ IN_CI = ("b-min-sep", "remove"), ("poisson", "remove")
     ("scheme", "direction"),
     [
         *IN_CI,
-        pytest.param("truncated-b-min-sep", "add", marks=pytest.mark.slow),
+        slow("truncated-b-min-sep", "add"),
         *(
-            pytest.param(scheme, direction, marks=pytest.mark.slow)
+            slow(scheme, direction)
             for scheme in list(_SCHEMES)[:-1]
             for direction in ("remove", "add")
             if (scheme, direction) not in IN_CI

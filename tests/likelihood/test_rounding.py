@@ -24,7 +24,7 @@ from jaxacct.proposals.families.replica_lines import pair_lines
 from jaxacct.proposals.threshold import budget_lines
 from jaxacct.schemes.users import independent_attribution
 from jaxacct.statistics.lines import KINDS, total
-from tests.oracles.settings import slow, slow_but
+from tests.oracles.settings import PRODUCTION, slow, slow_but
 from tests.proposals_by_name import proposal_by_name
 from tests.rounding_errors import loss_margin, measured_error, measured_weight_error
 
@@ -189,10 +189,7 @@ def test_errors_of_other_matrices_and_of_truncated_batches(mechanism, replicas, 
 
 def test_typical_margins_are_small():
     """The price at the production settings: at most 0.01 (issue 11)."""
-    scheme = BMinSep.from_batch_size(
-        dataset_size=14_745_600, batch_size=1793, iterations=7200, min_separation=256
-    )
-    production = Mechanism(scheme, BandedToeplitz.square_root(256), 0.3964)
+    production = Mechanism(PRODUCTION, BandedToeplitz.square_root(256), 0.3964)
     assert loss_margin(production, 2, delta_v=1.29e-8) < 8e-3
     small = Mechanism(BMinSep(1024, 16, 1 / 240), BandedToeplitz.square_root(16), 1.0)
     assert loss_margin(small) < 3e-3

@@ -108,8 +108,8 @@ def test_what_is_booked_covers_both_losses(key):
 
     def both(dtype):
         drawn = tuple(np.asarray(part, dtype) for part in normals), np.asarray(counts, dtype)
-        losses = (_losses(one, SMALL.strategy, dtype(1), *drawn, None) for one in (SMALL.scheme, more))
-        return list(map(np.asarray, losses))
+        given = SMALL.strategy, dtype(1), *drawn, None
+        return [np.asarray(_losses(loss_of_scores, one, *given)) for one in (SMALL.scheme, more)]
 
     loss, other = both(np.float32)
     with jax.enable_x64(True):

@@ -13,14 +13,15 @@ from jaxacct.strategies import Workload, by_name, worst_pattern
 from jaxacct.strategies.banded_inverse import _log_error
 from jaxacct.strategies.worst_pattern import Patterns
 from tests.oracles import enumeration
+from tests.oracles.enumeration import max_square_norm
 from tests.strategies.test_buffered import loss
-from tests.strategies.test_worst_pattern import by_enumeration
+from tests.strategies.test_worst_pattern import matrix_of
 
 N = 10
 
 
 def worst(strategy, n: int, separation: int, participations: int) -> float:
-    return by_enumeration(strategy, Patterns(n, separation, participations))
+    return max_square_norm(matrix_of(strategy, n), Patterns(n, separation, participations))
 
 
 FALLING = [

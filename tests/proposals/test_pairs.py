@@ -16,9 +16,10 @@ from jaxacct.proposals.candidates import candidates
 from jaxacct.proposals.families import pair_weights, replicas
 from jaxacct.proposals.threshold import budget_lines
 from jaxacct.schemes.replicas.base import log_attractions
-from tests.conformance.test_schemes import IDENTITY, divergences
+from tests.conformance.test_schemes import IDENTITY
 from tests.draws import divergence_interval, draws_of
 from tests.oracles import enumeration
+from tests.oracles.tuples import two_step_delta
 from tests.proposals_by_name import family_candidates, proposal_by_name, replica_proposal
 from tests.refusals import refused
 
@@ -139,7 +140,7 @@ def test_what_draws_compute_of_their_vectors(scheme, cut):
 def test_no_verdict_below_the_truth(monkeypatch, key):
     """Pairs that attract each other once, and not m - 1 times, would certify less than the truth."""
     mechanism, epsilon = ja.Mechanism(ja.MultiAttribution(2, 2, 0.3, 2), IDENTITY, 1.5), 1.0
-    _, exact, _ = divergences(mechanism.scheme, 1.5, epsilon)
+    exact = two_step_delta(mechanism.scheme, (1.0,), 1.5, epsilon, "remove")
     monkeypatch.setattr(replicas, "ORDERS", (4,))
     monkeypatch.setattr(offers, "FEW_SAMPLES", 0)
 
@@ -210,7 +211,7 @@ def test_numbers_and_schemes_that_there_are_not():
 def test_a_users_draws_have_the_exact_divergence(key):
     """Weights, scale and terms together, in an interval around the truth (1e-6)."""
     epsilon = 0.5
-    _, exact, _ = divergences(USER.scheme, 2.0, epsilon)
+    exact = two_step_delta(USER.scheme, (1.0,), 2.0, epsilon, "remove")
     proposal = replica_proposal(USER, 6, epsilon)
     low, high = divergence_interval(proposal, draws_of(proposal, key, 64), epsilon, 1e-6)
     assert low <= exact * (1 + 1e-3) and exact <= high < 1.5 * low

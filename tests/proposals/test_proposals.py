@@ -16,16 +16,13 @@ from jaxacct.statistics.hockey_stick import Direction, weighted_terms
 from tests.draws import draws_of
 from tests.oracles import tuples
 from tests.oracles.chi_square import chi_square_p_value
-from tests.oracles.settings import SMALL, few_in_ci, slow
+from tests.oracles.settings import PRODUCTION, SMALL, few_in_ci, slow
 from tests.proposals_by_name import family_candidates, normalizer_of_two, replica_proposal
 from tests.refusals import refused
 from tests.schemes.test_sampling import pld_delta, pld_distribution
 
 FALSE_ALARM = 1e-6
 Z = stats.norm.isf(FALSE_ALARM / 2)
-PRODUCTION = BMinSep.from_batch_size(
-    dataset_size=14_745_600, batch_size=1793, iterations=7200, min_separation=256
-)
 
 
 def test_normalizer_against_all_tuples():

@@ -8,7 +8,7 @@ from typing import Any
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from scipy import optimize, stats
+from scipy import optimize
 
 import jaxacct
 from jaxacct import BandedToeplitz, Mechanism, Plan, Target
@@ -27,7 +27,8 @@ from jaxacct.schemes import BalancedMinSep, BallsInBins, BMinSep, CyclicPoisson,
 from jaxacct.strategies import by_name, ending, workload_error, workload_named
 from tests.benchmarks.paper.cells import estimated_errors
 from tests.commands import exit_code
-from tests.oracles.enumeration import pattern_distribution
+from tests.oracles.composed_losses import gaussian
+from tests.oracles.enumeration import arrays, log_mixture, pattern_distribution, strategy_matrix
 from tests.refusals import refused
 from train.noise import recursion as noise
 
@@ -50,26 +51,16 @@ def true_noise(scheme, strategy, epsilon, delta) -> float:
 
     The standard error of delta is below 8 % of it, that of the noise multiplier below 3 %.
     """
-    n, c = scheme.iterations, strategy.array
-    full = np.array(
-        [[c[i - j] if 0 <= i - j < len(c) else 0.0 for j in range(n)] for i in range(strategy.rows(n))]
-    )
-    distribution = pattern_distribution(scheme)
-    patterns = np.array(list(distribution), float) @ full.T
-    weights = np.array(list(distribution.values()))
-    random = np.random.default_rng(5)
-    taken = random.choice(len(weights), DRAWS, p=weights / weights.sum())
-    normals = random.standard_normal((DRAWS, full.shape[0]))
+    n, random = scheme.iterations, np.random.default_rng(5)
+    dense, distribution = strategy_matrix(strategy.array, strategy.rows(n), n), pattern_distribution(scheme)
+    patterns, weights = arrays(distribution)
+    taken = patterns[random.choice(len(weights), DRAWS, p=weights / weights.sum())] @ dense.T
+    normals = random.standard_normal((DRAWS, len(dense)))
 
     def divergence(sigma):
-        sums = 0.0
-        for signal, sign in ((patterns[taken], 1), (0.0, -1)):
-            logs = (signal + sigma * normals) @ patterns.T / sigma**2
-            logs -= (patterns**2).sum(axis=1) / (2 * sigma**2)
-            top = logs.max(axis=1)
-            loss = top + np.log(np.exp(logs - top[:, None]) @ weights)
-            sums = max(sums, float(np.maximum(0, -np.expm1(epsilon - sign * loss)).mean()))
-        return sums
+        outputs = (taken + sigma * normals, 1), (sigma * normals, -1)
+        losses = (sign * log_mixture(distribution, dense, sigma, y) for y, sign in outputs)
+        return max(float(np.maximum(0, -np.expm1(epsilon - loss)).mean()) for loss in losses)
 
     low, high = 0.3, 10.0
     while high / low > 1.01:
@@ -329,12 +320,7 @@ def test_a_zero_that_is_given_is_given():
 @pytest.mark.parametrize(("adjacency", "shift"), [("zero-out", 1), ("replace-one", 2)])
 def test_no_estimate_is_above_what_a_revealed_pattern_needs(adjacency, shift):
     """Three participations whose columns do not overlap, of norm 1: a Gaussian of sensitivity sqrt 3."""
-
-    def gaussian_delta(mu):
-        first, second = mu / 2 - AT["epsilon"] / mu, -mu / 2 - AT["epsilon"] / mu
-        return stats.norm.cdf(first) - math.exp(AT["epsilon"]) * stats.norm.cdf(second)
-
-    mu = optimize.brentq(lambda mu: gaussian_delta(mu) - AT["delta"], 1e-3, 5)
+    mu = optimize.brentq(lambda mu: float(gaussian(AT["epsilon"], mu)) - AT["delta"], 1e-3, 5)
     needed = shift * math.sqrt(3) / mu
     rate = Poisson.from_batch_size(dataset_size=80, batch_size=10, iterations=12)
     estimates = noise_estimate.Estimates.at(rate, **AT, adjacency=adjacency)

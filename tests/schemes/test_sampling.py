@@ -15,7 +15,7 @@ from jaxacct.proposals import base
 from jaxacct.statistics.hockey_stick import weighted_terms
 from tests.draws import draws_of
 from tests.oracles import enumeration
-from tests.oracles.settings import few_in_ci, slow
+from tests.oracles.settings import PRODUCTION, few_in_ci, slow
 from tests.proposals_by_name import replica_proposal
 from tests.refusals import refused
 
@@ -74,10 +74,7 @@ def test_the_production_deltas(draws, blocks, key):
     """delta(1) = 5.97e-3 and delta(2) = 3.2e-4 at sigma 0.47 (proofs/derivations.md, 7; 245,760 samples of a
     peer); and blocks of two replicas say the same, with less noise.
     """
-    scheme = BMinSep.from_batch_size(
-        dataset_size=14_745_600, batch_size=1793, iterations=7200, min_separation=256
-    )
-    mechanism = Mechanism(scheme, BandedToeplitz.square_root(256), 0.47)
+    mechanism = Mechanism(PRODUCTION, BandedToeplitz.square_root(256), 0.47)
     losses = np.asarray(sample_privacy_loss(key, mechanism, draws), float)
     assert np.all(np.isfinite(losses))
     bounded = replica_proposal(mechanism, 2, 2.0)

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from jax_privacy import batch_selection
 from jax_privacy.experimental.monte_carlo import sample_generation
-from scipy import integrate, stats
+from scipy import stats
 
 import jaxacct as ja
 from jaxacct.accountants.analytic import best_accountant
@@ -18,7 +18,7 @@ from jaxacct.proposals.base import plain
 from jaxacct.schemes.truncation.truncated_batch_sizes import _words
 from tests.commands import exit_code
 from tests.draws import draws_of
-from tests.oracles import enumeration
+from tests.oracles import enumeration, tuples
 from tests.oracles.chi_square import chi_square_p_value
 from tests.refusals import refused
 from train.batches.sampler import Sampler
@@ -48,6 +48,15 @@ def count_distribution(
                 counts[step], chance = when_truncated * stays, chance * (keep if stays else 1 - keep)
             distribution[tuple(counts)] = distribution.get(tuple(counts), 0.0) + chance
     return distribution
+
+
+def given_sizes(scheme, delta) -> float:
+    """The mean over all batch sizes of the others of `delta`, a function of the pair given those."""
+    sizes = enumeration.sums_of(enumeration.pattern_distribution(scheme.untruncated), scheme.dataset_size - 1)
+    return sum(
+        w * delta(count_distribution(scheme, r, 2, 1), count_distribution(scheme, r, -1, 0))
+        for r, w in sizes.items()
+    )
 
 
 def exact_log_likelihoods(scheme, dense, sigma, outputs, batch_sizes) -> tuple[float, float]:
@@ -200,44 +209,17 @@ def test_counts_given_batch_sizes(scheme, direction, key):
     assert chi_square_p_value(np.asarray(drawn).astype(int), distribution) > FALSE_ALARM
 
 
-def mixture_delta(p_distribution, q_distribution, sigma, epsilon) -> float:
-    """H_{e^epsilon} of two mixtures {mean: weight} in one dimension, by integration."""
-
-    def density(distribution, y):
-        return sum(w * stats.norm.pdf(y, mean, sigma) for mean, w in distribution.items())
-
-    def gain(y):
-        return np.maximum(0.0, density(p_distribution, y) - np.exp(epsilon) * density(q_distribution, y))
-
-    # Kinks and all: the rule converges like 1 / points^2, to 1e-7 here.
-    points = np.linspace(-8 * sigma - 4, 8 * sigma + 4, 20_001)
-    return float(integrate.trapezoid(gain(points), points))
-
-
 def pair_delta(others, p, most, sigma, epsilon, direction) -> float:
-    """Exact delta of the dominating pair at n = 1, the batch size seen."""
+    """Exact delta of the dominating pair at n = 1, the batch size seen; to 1e-7."""
     total = 0.0
     for r in range(others + 1):
         keep = most / (r + 1)
-        p_distribution, q_distribution = {1: p, 0: 1 - p}, {0: 1.0}
+        pair = ({1: p, 0: 1 - p}, {0: 1.0})
         if r >= most:
-            p_distribution, q_distribution = {2: p * keep, 0: 1 - p * keep}, {-1: p * keep, 0: 1 - p * keep}
-        pair = (p_distribution, q_distribution) if direction == "remove" else (q_distribution, p_distribution)
-        total += stats.binom.pmf(r, others, p) * mixture_delta(*pair, sigma, epsilon)
+            pair = ({2: p * keep, 0: 1 - p * keep}, {-1: p * keep, 0: 1 - p * keep})
+        delta = tuples.divergence(*pair, sigma, epsilon, direction, points=20_001)
+        total += stats.binom.pmf(r, others, p) * float(delta)
     return total
-
-
-def plane_delta(p_distribution, q_distribution, sigma, epsilon) -> float:
-    """H_{e^epsilon} of two mixtures {mean: weight} in the plane, by integration."""
-    points = np.arange(-5 * sigma - 4, 5 * sigma + 4, 0.05)
-
-    def density(distribution):
-        means, weights = enumeration.arrays(distribution)
-        first, second = (stats.norm.pdf(points, mean[:, None], sigma) for mean in means.T)
-        return (weights[:, None] * first).T @ second
-
-    gain = np.maximum(0.0, density(p_distribution) - np.exp(epsilon) * density(q_distribution))
-    return float(gain.sum() * 0.05**2)
 
 
 def truncated_sums(scheme, gradients) -> dict[tuple[float, ...], float]:
@@ -265,18 +247,9 @@ def test_the_pair_dominates_two_correlated_steps(warm, direction):
     dense = enumeration.strategy_matrix(ja.BandedToeplitz.square_root(2).coefficients, 2, 2)
 
     def delta(with_it, without):
-        pair = (with_it, without) if direction == "remove" else (without, with_it)
-        first, second = ({tuple(dense @ x): w for x, w in distribution.items()} for distribution in pair)
-        return plane_delta(first, second, sigma, epsilon)
+        return tuples.divergence(with_it, without, sigma, epsilon, direction, dense=dense, points=401)
 
-    patterns, sizes = enumeration.pattern_distribution(scheme.untruncated), {}
-    for (x, one), (y, other) in itertools.product(patterns.items(), repeat=2):
-        total = tuple(np.add(x, y).tolist())
-        sizes[total] = sizes.get(total, 0.0) + one * other
-    bound = sum(
-        w * delta(count_distribution(scheme, r, 2, 1), count_distribution(scheme, r, -1, 0))
-        for r, w in sizes.items()
-    )
+    bound = given_sizes(scheme, delta)
     worst, signs = 0.0, list(itertools.product((-1.0, 1.0), repeat=2))
     for others in itertools.combinations_with_replacement(signs, 2):
         zeroed, absent = truncated_sums(scheme, [(0.0, 0.0), *others]), truncated_sums(scheme, others)

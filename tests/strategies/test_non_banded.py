@@ -7,7 +7,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from scipy import integrate, stats
 
 import jaxacct as ja
 from jaxacct.accountants.analytic import best_accountant
@@ -17,7 +16,7 @@ from jaxacct.statistics.bounds import Budget
 from jaxacct.statistics.hockey_stick import DIRECTIONS
 from jaxacct.strategies import STRATEGIES
 from tests.commands import exit_code
-from tests.oracles import enumeration
+from tests.oracles import enumeration, tuples
 from tests.oracles.settings import slow
 from tests.refusals import refused
 from tests.stored_plans import as_json, forged
@@ -89,18 +88,8 @@ def test_exact_deltas_are_bounded(strategy, direction, key):
     """n = 2, r = 1: the estimate's interval is above the exact delta, by integration; false alarm 1e-6."""
     sigma, epsilon = 0.9, 0.7
     scheme = ja.BMinSep(2, 1, 0.5)
-    matrix = dense_matrix(strategy, 2)
-    patterns, weights = enumeration.vectors(scheme)
-    grid = np.linspace(-8, 11, 701)
-    y = np.stack(np.meshgrid(grid, grid, indexing="ij"), axis=-1)
-    p = sum(
-        w * stats.norm.pdf((y - m) / sigma).prod(axis=-1) / sigma**2
-        for w, m in zip(weights, patterns @ matrix.T, strict=True)
-    )
-    q = stats.norm.pdf(y / sigma).prod(axis=-1) / sigma**2
-    pair = (p, q) if direction == "remove" else (q, p)
-    gain = np.maximum(0.0, pair[0] - np.exp(epsilon) * pair[1])
-    exact = integrate.trapezoid(integrate.trapezoid(gain, grid), grid)
+    pair = enumeration.pattern_distribution(scheme), {(0, 0): 1.0}
+    exact = tuples.divergence(*pair, sigma, epsilon, direction, dense=dense_matrix(strategy, 2), points=701)
     mechanism = ja.Mechanism(scheme, strategy, sigma)
     found = ja.estimate_delta(mechanism, epsilon, num_samples=60_000, key=key, confidence=1 - FALSE_ALARM)
     assert found.high > exact - 1e-5

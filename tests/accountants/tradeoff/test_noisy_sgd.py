@@ -18,6 +18,8 @@ from jaxacct.accountants.tradeoff import (
     subsampled_gdp_clt,
 )
 from jaxacct.accountants.tradeoff.last_iterate.noisy_sgd import constrained_bound, contracting_bound
+from jaxacct.statistics.hockey_stick import DIRECTIONS
+from tests.oracles import tuples
 from tests.oracles.settings import slow
 
 
@@ -51,22 +53,11 @@ def last_iterate_delta(epsilon, *, c, s, sigma, p, steps, away):
 
     V is 1 with probability p, independently: by enumeration of all V, on a fine grid of x.
     """
-    variance = sigma**2 * sum(c ** (2 * k) for k in range(steps))
-    x = np.linspace(-30, 30, 12001) * math.sqrt(variance)
-
-    def density(shift):
-        total = np.zeros_like(x)
-        for bits in itertools.product((0, 1), repeat=steps):
-            weight = math.prod(p if bit else 1 - p for bit in bits)
-            mean = sum(c ** (steps - 1 - k) * shift * bit for k, bit in enumerate(bits))
-            total += weight * np.exp(-((x - mean) ** 2) / (2 * variance)) / math.sqrt(2 * math.pi * variance)
-        return total
-
-    one, other = density(s * (1 - away)), density(-s * away)
-    return max(
-        np.trapezoid(np.maximum(0, one - math.exp(epsilon) * other), x),
-        np.trapezoid(np.maximum(0, other - math.exp(epsilon) * one), x),
-    )
+    bits = np.array(list(itertools.product((0, 1), repeat=steps)))
+    weights = np.where(bits, p, 1 - p).prod(axis=1)
+    means, deviation = bits @ c ** np.arange(steps)[::-1], sigma * math.sqrt(sum(c ** (2 * np.arange(steps))))
+    pair = (s * (1 - away) * means, weights), (-s * away * means, weights)
+    return max(tuples.divergence(*pair, deviation, epsilon, side, points=12_001) for side in DIRECTIONS)
 
 
 @pytest.mark.parametrize(
