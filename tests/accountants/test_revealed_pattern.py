@@ -9,8 +9,8 @@ from jaxacct import BandedToeplitz, IndependentAttribution, Mechanism, MultiAttr
 from jaxacct.accountants import RevealedPattern, revealed_pattern, unamplified
 from jaxacct.accountants.tradeoff.curves.gaussian import gdp_delta
 from jaxacct.schemes import BMinSep
+from tests.conformance.test_accountants import revealed_patterns
 from tests.oracles import enumeration
-from tests.oracles.composed_losses import gaussian
 
 SETTINGS = [
     MultiAttribution(7, 3, 0.2, 2),
@@ -40,10 +40,8 @@ def test_mean_over_all_patterns():
     """One band, where `|C x|^2` is the sum of squared counts."""
     for sigma in [0.5, 2.0]:
         for scheme in SETTINGS:
-            distribution = enumeration.pattern_distribution(scheme)
             for epsilon in (0.2, 1.0, 3.0):
-                lengths = {x: np.linalg.norm(x) / sigma for x in distribution if any(x)}
-                exact = float(sum(distribution[x] * gaussian(epsilon, mu) for x, mu in lengths.items()))
+                exact = revealed_patterns(at(scheme, sigma), epsilon)
                 found = revealed(scheme, sigma, epsilon)
                 assert found == pytest.approx(exact, rel=1e-6, abs=1e-15)
                 assert found <= gdp_delta(epsilon, sensitivity(scheme) / sigma) * (1 + 1e-8)

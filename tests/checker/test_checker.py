@@ -12,7 +12,6 @@ import math
 import shutil
 import subprocess
 import sys
-import types
 from pathlib import Path
 
 import numpy as np
@@ -23,6 +22,7 @@ from jaxacct import checker
 from jaxacct.core import verify
 from jaxacct.likelihood import loss as losses
 from jaxacct.proposals import registry, threshold
+from jaxacct.schemes import scheme_to_json
 from jaxacct.schemes.replicas import table
 from jaxacct.statistics.bounds import Budget
 from jaxacct.strategies.worst_pattern import Patterns
@@ -36,74 +36,51 @@ from tests.refusals import refused
 
 SOURCE = Path(checker.__file__)
 SIGMA = 0.8
-SQUARE_ROOT = np.array([1, 0.5, 0.375]) / np.linalg.norm([1, 0.5, 0.375])
-
-
-def renewal(steps: int, separation: int, p: float, warm: bool) -> dict:
-    scheme = {"name": "b-min-sep", "iterations": steps, "min_separation": separation}
-    return scheme | {"sampling_probability": p, "warm_start": warm}
-
-
-def balanced(steps: int, separation: int, participations: float) -> dict:
-    scheme = {"name": "balanced-min-sep", "iterations": steps, "min_separation": separation}
-    return scheme | {"participations": participations}
-
-
-def epochwise(steps: int, epoch: int, separation: int) -> dict:
-    scheme = {"name": "epochwise-allocation", "iterations": steps, "epoch_steps": epoch}
-    return scheme | {"min_separation": separation}
-
-
-def custom(join, lockout, turns=False, start=(1.0,), keep=1.0) -> dict:
-    fields = {"join": join, "lockout": lockout, "turns": turns, "start": list(start), "keep": keep}
-    return {"name": "custom", "iterations": len(join)} | fields
 
 
 # (plan's scheme, bands, whether C is n x n): cold and warm, n no multiple of b, n < b, p = 1, b = 1; fixed
 # counts, all kept or not; last epochs that end early.
+Custom = jaxacct.CustomScheme
 SETTINGS = [
-    ({"name": "poisson", "iterations": 5, "sampling_probability": 0.3}, 1, False),
-    (renewal(7, 3, 0.4, False), 3, True),
-    (renewal(7, 3, 0.4, True), 3, False),
-    (renewal(8, 2, 0.7, True), 2, True),
-    (renewal(5, 4, 1.0, True), 3, True),
-    (renewal(4, 6, 0.5, False), 3, False),
-    ({"name": "cyclic-poisson", "iterations": 7, "cycle_length": 3, "sampling_probability": 0.6}, 3, True),
-    ({"name": "cyclic-poisson", "iterations": 3, "cycle_length": 5, "sampling_probability": 0.6}, 3, False),
-    ({"name": "balls-in-bins", "iterations": 8, "cycle_length": 3}, 3, False),
-    ({"name": "balls-in-bins", "iterations": 3, "cycle_length": 5}, 2, True),
-    (balanced(7, 3, 2), 3, False),
-    (balanced(8, 3, 1.6), 3, True),
-    (balanced(7, 2, 3), 2, False),
-    (balanced(8, 2, 2.7), 2, True),
-    (balanced(6, 1, 2.5), 1, False),
-    (balanced(5, 5, 0.7), 4, True),
-    (epochwise(9, 3, 2), 2, True),
-    (epochwise(8, 4, 3), 3, False),
-    (epochwise(6, 2, 1), 1, False),
-    (epochwise(7, 3, 3), 3, True),
-    (epochwise(3, 5, 5), 2, True),
-    (custom([0.1, 0.5, 0.3, 1.0, 0.2, 0.4], 2), 2, False),
-    (custom([0.1, 0.5, 0.3, 0.7, 0.2, 0.4], [2, 3, 3, 2, 2, 2], start=[0.5, 0.25, 0.25]), 2, True),
-    (custom([[0, 0.4, 0.7]] * 3 + [[0, 0.8, 1.0]] * 3, 2, keep=0.6), 2, False),
-    (custom([[0, 0.5, 1]] * 3 + [[0, 0.4, 0.6]] * 3, 3, True, [0.6, 0.3, 0.1], 0.75), 3, True),
-    (custom([[0, 0.5]] * 5, 2, start=[0.4, 0.6]), 2, True),
+    (jaxacct.Poisson(5, 0.3), 1, False),
+    (jaxacct.BMinSep(7, 3, 0.4, False), 3, True),
+    (jaxacct.BMinSep(7, 3, 0.4), 3, False),
+    (jaxacct.BMinSep(8, 2, 0.7), 2, True),
+    (jaxacct.BMinSep(5, 4, 1.0), 3, True),
+    (jaxacct.BMinSep(4, 6, 0.5, False), 3, False),
+    (jaxacct.CyclicPoisson(7, 3, 0.6), 3, True),
+    (jaxacct.CyclicPoisson(3, 5, 0.6), 3, False),
+    (jaxacct.BallsInBins(8, 3), 3, False),
+    (jaxacct.BallsInBins(3, 5), 2, True),
+    (jaxacct.BalancedMinSep(7, 3, 2), 3, False),
+    (jaxacct.BalancedMinSep(8, 3, 1.6), 3, True),
+    (jaxacct.BalancedMinSep(7, 2, 3), 2, False),
+    (jaxacct.BalancedMinSep(8, 2, 2.7), 2, True),
+    (jaxacct.BalancedMinSep(6, 1, 2.5), 1, False),
+    (jaxacct.BalancedMinSep(5, 5, 0.7), 4, True),
+    (jaxacct.EpochwiseAllocation(9, 3, 2), 2, True),
+    (jaxacct.EpochwiseAllocation(8, 4, 3), 3, False),
+    (jaxacct.EpochwiseAllocation(6, 2, 1), 1, False),
+    (jaxacct.EpochwiseAllocation(7, 3, 3), 3, True),
+    (jaxacct.EpochwiseAllocation(3, 5, 5), 2, True),
+    (Custom([0.1, 0.5, 0.3, 1.0, 0.2, 0.4], 2), 2, False),
+    (
+        jaxacct.CustomScheme([0.1, 0.5, 0.3, 0.7, 0.2, 0.4], [2, 3, 3, 2, 2, 2], start=[0.5, 0.25, 0.25]),
+        2,
+        True,
+    ),
+    (Custom([[0, 0.4, 0.7]] * 3 + [[0, 0.8, 1.0]] * 3, 2, keep=0.6), 2, False),
+    (Custom([[0, 0.5, 1]] * 3 + [[0, 0.4, 0.6]] * 3, 3, True, [0.6, 0.3, 0.1], 0.75), 3, True),
+    (Custom([[0, 0.5]] * 5, 2, start=[0.4, 0.6]), 2, True),
 ]
-IDS = [f"{scheme['name']}-{i}" for i, (scheme, *_) in enumerate(SETTINGS)]
+IDS = [f"{scheme.name}-{i}" for i, (scheme, *_) in enumerate(SETTINGS)]
 
 
-def strategy_json(bands: int, finite: bool, steps: int) -> dict:
-    c = SQUARE_ROOT[:bands] / np.linalg.norm(SQUARE_ROOT[:bands])
-    return {"coefficients": c.tolist()} | ({"kind": "finite-toeplitz", "iterations": steps} if finite else {})
-
-
-def patterns(scheme: dict) -> tuple[np.ndarray, np.ndarray]:
-    """All participation vectors (steps, number) and their probabilities, by the definition of the scheme."""
-    if isinstance(scheme.get("join"), list):
-        join = [tuple(row) if isinstance(row, list) else row for row in scheme["join"]]
-        scheme = scheme | {"join": join}
-    found = enumeration.pattern_distribution(types.SimpleNamespace(**scheme))
-    return np.array(list(found)).T, np.array(list(found.values()))
+def as_stored(scheme, bands: int, finite: bool) -> tuple[dict, dict]:
+    """The scheme and the square-root matrix as a plan has them."""
+    c = jaxacct.BandedToeplitz((1, 0.5, 0.375)[:bands])
+    strategy = jaxacct.FiniteToeplitz(c.coefficients, scheme.iterations) if finite else c
+    return json.loads(json.dumps([scheme_to_json(scheme), strategy.to_json()]))
 
 
 def matrix(strategy: dict, steps: int) -> np.ndarray:
@@ -114,11 +91,11 @@ def matrix(strategy: dict, steps: int) -> np.ndarray:
 
 def oracle(setting, sigma=SIGMA):
     """(distribution, columns, C, all C x, probabilities, ln f of outputs by enumeration)."""
-    scheme, bands, finite = setting
-    strategy = strategy_json(bands, finite, scheme["iterations"])
+    scheme, strategy = as_stored(*setting)
     distribution = checker.distribution_of(scheme)
-    columns, c = checker.columns_of(strategy, distribution.steps), matrix(strategy, scheme["iterations"])
-    x, probabilities = patterns(scheme)
+    columns, c = checker.columns_of(strategy, distribution.steps), matrix(strategy, distribution.steps)
+    x, probabilities = enumeration.vectors(setting[0])
+    x = x.T
     means = c @ x
 
     def loss(y):
@@ -207,7 +184,9 @@ def test_every_proposal_has_the_divergence_of_the_enumerated_pair(index, mirrore
         assert abs(scale * terms.mean() - true.mean()) < 6 * error, proposal.name
 
 
-@pytest.mark.parametrize("scheme", [SETTINGS[0][0], renewal(6, 2, 0.5, True), balanced(6, 1, 3)])
+@pytest.mark.parametrize(
+    "scheme", [SETTINGS[0][0], jaxacct.BMinSep(6, 2, 0.5), jaxacct.BalancedMinSep(6, 1, 3)]
+)
 def test_where_columns_overlap_likelihoods_are_bounds(scheme):
     distribution, columns, c, *_, loss = oracle((scheme, 3, False))
     mechanism = mechanism_of(distribution, columns, SIGMA, 1.0)
@@ -381,7 +360,7 @@ def test_participations_that_do_not_fit_are_refused():
 
 
 def test_what_is_not_covered_is_never_certified(tmp_path, capsys):
-    plan = claim_json(SETTINGS[2][0], strategy_json(3, False, 7), 2.0, 1.0, 0.05)
+    plan = claim_json(*as_stored(*SETTINGS[2]), 2.0, 1.0, 0.05)
     path = tmp_path / "plan.json"
     claim = plan["claim"]
     order = {"min_separation": 1, "participations": 1, "batch_size": None, "steps_per_epoch": None}

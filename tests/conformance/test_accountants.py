@@ -27,7 +27,6 @@ from tests.stored_plans import as_json, loaded
 
 IDENTITY = ja.BandedToeplitz.identity()
 COMPOSED = dp_accounting.GaussianDpEvent(5.0)
-UNIT_COLUMNS = ja.Dense(np.array([[0.6, 0.0], [0.8, 1.0]]))  # which overlap all the same
 OVERLAPPING = ja.Dense(np.array([[1.0, 0.0], [0.5, 1.0]]))
 
 

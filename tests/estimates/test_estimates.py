@@ -75,21 +75,14 @@ def test_epsilon_and_delta_are_covered():
     assert np.all(misses <= few(12, 0.05)), misses
 
 
-def cover_profile(runs, num_samples, confidence):
-    grid = np.array([pld_epsilon(delta) for delta in DELTAS])
-    misses = 0
-    for run in range(runs):
-        found = privacy_profile(
-            MECHANISM, grid, num_samples=num_samples, confidence=confidence, key=jax.random.key(run)
-        )
-        truth = np.array(DELTAS)
-        misses += bool(np.any((truth < found.lower * 0.98) | (truth * 0.98 > found.upper)))
-    return misses
-
-
 @pytest.mark.parametrize(("runs", "draws", "confidence"), [(10, 512, 0.9), slow(300, 2048, 0.95)])
 def test_the_profile_is_covered(runs, draws, confidence):
-    assert cover_profile(runs, draws, confidence) <= few(runs, 1 - confidence)
+    grid, truth, misses = np.array([pld_epsilon(delta) for delta in DELTAS]), np.array(DELTAS), 0
+    options: dict[str, Any] = dict(num_samples=draws, confidence=confidence)
+    for run in range(runs):
+        found = privacy_profile(MECHANISM, grid, key=jax.random.key(run), **options)
+        misses += bool(np.any((truth < found.lower * 0.98) | (truth * 0.98 > found.upper)))
+    assert misses <= few(runs, 1 - confidence)
 
 
 def test_epsilon_falls_as_delta_grows(key):

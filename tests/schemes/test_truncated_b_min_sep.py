@@ -222,15 +222,18 @@ def pair_delta(others, p, most, sigma, epsilon, direction) -> float:
     return total
 
 
-def truncated_sums(scheme, gradients) -> dict[tuple[float, ...], float]:
-    """Distribution of the truncated gradient sums of all steps; `gradients[k][i]` of example k at step i."""
-    patterns, distribution = enumeration.pattern_distribution(scheme.untruncated), {}
+def truncated_sums(scheme, most: int, gradients) -> dict[tuple[float, ...], float]:
+    """Distribution of gradient sums of batches of at most `most`; `gradients[k][i]` of example k, step i.
+
+    Over all vectors of all examples and every subset that is kept; one that is left out stays ineligible.
+    """
+    patterns, distribution = enumeration.pattern_distribution(scheme), {}
     for sampled in itertools.product(patterns.items(), repeat=len(gradients)):
         chance = np.prod([weight for _, weight in sampled])
         per_step = []
         for i in range(scheme.iterations):
             batch = [g[i] for g, (x, _) in zip(gradients, sampled, strict=True) if x[i]]
-            subsets = list(itertools.combinations(batch, min(scheme.max_batch_size, len(batch))))
+            subsets = list(itertools.combinations(batch, min(most, len(batch))))
             per_step.append([(sum(kept), 1 / len(subsets)) for kept in subsets])
         for choice in itertools.product(*per_step):
             sums = tuple(float(total) for total, _ in choice)
@@ -250,12 +253,13 @@ def test_the_pair_dominates_two_correlated_steps(warm, direction):
         return tuples.divergence(with_it, without, sigma, epsilon, direction, dense=dense, points=401)
 
     bound = given_sizes(scheme, delta)
+    given = scheme.untruncated, scheme.max_batch_size
     worst, signs = 0.0, list(itertools.product((-1.0, 1.0), repeat=2))
     for others in itertools.combinations_with_replacement(signs, 2):
-        zeroed, absent = truncated_sums(scheme, [(0.0, 0.0), *others]), truncated_sums(scheme, others)
+        zeroed, absent = (truncated_sums(*given, part) for part in ([(0.0, 0.0), *others], others))
         # The first gradient is 1 without loss, by symmetry.
         for gradient in ((1.0, 1.0), (1.0, -1.0)):
-            with_it = truncated_sums(scheme, [gradient, *others])
+            with_it = truncated_sums(*given, [gradient, *others])
             worst = max(worst, delta(with_it, zeroed), delta(with_it, absent))
     assert 0 < worst <= bound + 1e-5
 
