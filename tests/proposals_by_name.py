@@ -17,13 +17,6 @@ def proposal_by_name(mechanism, epsilon, direction, name, *, composed=None):
     return registry.build(setting, ProposalSpec.parse(name))
 
 
-def replica_proposal(mechanism, m, epsilon, times=1):
-    """The proposal of m replicas at a multiple of the sampling probability."""
-    parameters = (m,) if times == 1 else (m, times)
-    setting = Setting(mechanism, epsilon, Direction.REMOVE, None)
-    return registry.build(setting, ProposalSpec("replicas", parameters))
-
-
 def family_candidates(family, mechanism, epsilon, samples_needed=None, *, direction=None, composed=None):
     """The candidates of one family, in its own direction unless one is given."""
     entry = registry.FAMILIES[family]

@@ -19,6 +19,7 @@ from jaxacct.accountants.allocation.lognormal_sums import divergence_bound
 from jaxacct.accountants.tradeoff.curves.gaussian import gdp_delta
 from jaxacct.calibration.grid import Problem, smallest_bound
 from jaxacct.estimates.estimate import estimate_delta
+from tests.draws import trained
 from tests.oracles import enumeration
 from tests.oracles.settings import slow
 
@@ -172,12 +173,8 @@ def attack(scheme, sigma, epsilon, runs=200_000):
     Outputs of the example's gradient 1 and of 0, in NumPy alone; the event is "the mean over phases of
     likelihood ratios is above e^epsilon".
     """
-    generator = np.random.default_rng(11)
-    batches = scheme.batches(runs, generator)  # every example is a run of its own
-    x = np.zeros((runs, scheme.iterations))
-    for step in range(scheme.iterations):
-        x[batches.draw(step, generator), step] = 1.0
-    hits = []
+    generator, hits = np.random.default_rng(11), []
+    x = trained(scheme, runs, 12).astype(float)  # every example is a run of its own
     for signal in (x, 0 * x):
         y = signal + sigma * generator.standard_normal(x.shape)
         ratios = [

@@ -18,6 +18,7 @@ from jaxacct import BandedToeplitz, CustomScheme, Mechanism, Poisson, privacy_lo
 from jaxacct.schemes import SCHEMES, FixedOrder, MultiAttribution
 from jaxacct.schemes.protocol.numbers import Numbers
 from tests.conformance.test_schemes import MEMBERS, typical_side
+from tests.draws import trained
 from tests.oracles import enumeration
 from tests.oracles.chi_square import FALSE_ALARM, chi_square_p_value
 
@@ -55,14 +56,6 @@ def follows(drawn, distribution) -> bool:
     drawn = np.asarray(drawn).astype(int)
     seen = {tuple(row) for row in np.unique(drawn, axis=0).tolist()}
     return seen <= set(distribution) and chi_square_p_value(drawn, distribution) > FALSE_ALARM
-
-
-def trained(scheme, size: int, seed: int) -> np.ndarray:
-    """(size, iterations) participations of the batches that a trainer draws."""
-    generator = np.random.default_rng(seed)
-    batches = scheme.batches(size, generator)
-    steps = [np.bincount(batches.draw(i, generator), minlength=size) for i in range(scheme.iterations)]
-    return np.stack(steps, axis=1)
 
 
 def are_independent(scheme) -> bool:

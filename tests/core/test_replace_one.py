@@ -24,6 +24,7 @@ from jaxacct.statistics.bounds import Budget
 from jaxacct.statistics.lines import total
 from jaxacct.strategies import by_name
 from tests.commands import exit_code
+from tests.draws import drawn_by
 from tests.oracles import enumeration
 from tests.oracles.composed_losses import antipodal, sampled
 from tests.oracles.settings import slow
@@ -249,12 +250,8 @@ def attacked(scheme, sigma, epsilon, seed, runs=1000):
     rng = np.random.default_rng(seed)
     seen = []
     for sign in (1, -1):
-        joined = np.zeros((runs, scheme.iterations))
-        for run in range(runs):
-            sampler = Sampler(scheme, 3, 3, key=(seed, run, 7, 8 + sign))
-            for step in range(scheme.iterations):
-                batch = sampler.next()
-                joined[run, step] = np.sum(batch == 0)
+        samplers = (Sampler(scheme, 3, 3, key=(seed, run, 7, 8 + sign)) for run in range(runs))
+        joined = np.stack([drawn_by(sampler, 3)[0] for sampler in samplers])
         y = sign * joined + sigma * rng.normal(size=joined.shape)
         seen.append((exact_loss(scheme, WHITE, sigma, y) > epsilon).mean())
     return seen[0] - math.exp(epsilon) * seen[1]

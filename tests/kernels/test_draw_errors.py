@@ -22,7 +22,7 @@ from jaxacct.schemes.replicas import table as pairs
 from jaxacct.schemes.replicas.table_weights import min_event, outcomes_of_two, rows_of, weights_of
 from jaxacct.strategies.stationary import circulant_length
 from tests.oracles import enumeration
-from tests.proposals_by_name import replica_proposal
+from tests.proposals_by_name import proposal_by_name
 
 KEY = jax.random.key(0)
 
@@ -164,7 +164,7 @@ def test_no_state_of_a_pair_has_an_event_more_seldom_than_reserved(scheme):
 def test_a_weight_is_off_by_what_its_loss_is_times_the_replicas_less_one(m, monkeypatch):
     """Draws with given losses, and the same a little higher: weights fall by `weight_error`."""
     mechanism = Mechanism(Poisson(20, 0.01), BandedToeplitz((1.0,)), 1.0)
-    proposal = replica_proposal(mechanism, m, 1.0)
+    proposal = proposal_by_name(mechanism, 1.0, "remove", f"replicas:{m}")
     assert proposal.replicas == m
     losses = jnp.linspace(-1.0, 3.0, randomness.BLOCK_SIZE)
     found = []

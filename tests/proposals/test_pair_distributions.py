@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 import jaxacct as ja
+from tests.draws import drawn_by
 from tests.oracles.chi_square import chi_square_p_value
 from tests.oracles.enumeration import pattern_distribution
 from tests.oracles.pair_distributions import batch_size_distributions, min_p_value, pair_distributions
@@ -54,14 +55,6 @@ def test_a_wrong_distribution_of_pairs_is_noticed(key):
         ja.CyclicPoisson(N, 5, SCHEMES[0].participation_rate * 5),
     ):
         assert min_p_value(drawn, pair_distributions(wrong)) < FALSE_ALARM
-
-
-def drawn_by(sampler, size: int) -> np.ndarray:
-    joined = np.zeros((size, sampler.scheme.iterations), np.int64)
-    for step in range(sampler.scheme.iterations):
-        batch = sampler.next()
-        np.add.at(joined[:, step], batch, 1)
-    return joined
 
 
 @pytest.mark.parametrize("scheme", [SCHEMES[i] for i in (0, 2, 4, 5, 7)], ids=str)

@@ -17,7 +17,7 @@ from tests.draws import draws_of
 from tests.oracles import tuples
 from tests.oracles.chi_square import chi_square_p_value
 from tests.oracles.settings import PRODUCTION, SMALL, few_in_ci, slow
-from tests.proposals_by_name import family_candidates, normalizer_of_two, replica_proposal
+from tests.proposals_by_name import family_candidates, normalizer_of_two, proposal_by_name
 from tests.refusals import refused
 from tests.schemes.test_sampling import pld_delta, pld_distribution
 
@@ -76,7 +76,7 @@ def test_normalizers_of_the_prototype(scheme, bands, sigma, published):
 def test_overflowing_tables_are_not_offered():
     mechanism = Mechanism(BMinSep(3000, 4, 0.5), BandedToeplitz.square_root(4), 0.05)
     assert family_candidates("replicas", mechanism, 1.0) == []
-    refused("replicas:2 is not available for this mechanism", replica_proposal, mechanism, 2, 1.0)
+    refused("replicas:2 is not available", proposal_by_name, mechanism, 1.0, "remove", "replicas:2")
 
 
 def test_the_scale_is_the_largest_weighted_term():

@@ -16,7 +16,7 @@ from jaxacct.statistics.hockey_stick import weighted_terms
 from tests.draws import draws_of
 from tests.oracles import enumeration
 from tests.oracles.settings import PRODUCTION, few_in_ci, slow
-from tests.proposals_by_name import replica_proposal
+from tests.proposals_by_name import proposal_by_name
 from tests.refusals import refused
 
 FALSE_ALARM = 1e-6
@@ -77,7 +77,7 @@ def test_the_production_deltas(draws, blocks, key):
     mechanism = Mechanism(PRODUCTION, BandedToeplitz.square_root(256), 0.47)
     losses = np.asarray(sample_privacy_loss(key, mechanism, draws), float)
     assert np.all(np.isfinite(losses))
-    bounded = replica_proposal(mechanism, 2, 2.0)
+    bounded = proposal_by_name(mechanism, 2.0, "remove", "replicas:2")
     of_replicas = draws_of(bounded, base.direction_key(key, "remove"), blocks)
     for epsilon, published in ((1.0, 5.97e-3), (2.0, 3.2e-4)):
         terms = hockey_stick_terms(losses, "remove", epsilon)

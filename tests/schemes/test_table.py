@@ -21,6 +21,7 @@ from jaxacct.proposals.base import plain
 from jaxacct.schemes.replicas import table as pairs
 from jaxacct.schemes.table import SamplingTable
 from tests.conformance.test_schemes import MEMBERS
+from tests.draws import trained
 from tests.oracles import enumeration
 from tests.oracles.chi_square import chi_square_p_value
 from tests.oracles.settings import slow, slow_but
@@ -125,12 +126,8 @@ def test_draws_and_batches_follow_the_table(scheme, key):
     )
     drawn, (steps, counts) = jax.tree.map(np.asarray, draw(key))
     assert (counts[steps < scheme.iterations] > 0).all()
-    generator = np.random.default_rng(5)
-    batches, batched = scheme.batches(20_000, generator), np.zeros_like(drawn)
-    for step in range(scheme.iterations):
-        members = batches.draw(step, generator)
-        assert len(np.unique(members)) == len(members)
-        batched[members, step] = 1
+    batched = trained(scheme, 20_000, 5)
+    assert batched.max() == 1, "an example is in a batch once"
     exact = enumeration.pattern_distribution(scheme)
     wrong = ja.CustomScheme(
         0.9 * np.asarray(scheme.join), scheme.lockout, scheme.turns, scheme.start, scheme.keep

@@ -2,6 +2,7 @@
 
 import dataclasses
 import fractions
+import functools
 import math
 
 import mpmath
@@ -91,25 +92,22 @@ def settings_at_random(seed):
     return zip(*(part.tolist() for part in parts), strict=True)
 
 
+def one_step_curves(q, sigma):
+    """(curve, its divergence by definition) of one sampled step, removed, added and replaced."""
+    replaced = sampled_antipodal(sigma, q)
+    assert replaced.losses[0] == pytest.approx(-replaced.losses[-1], rel=1e-9)
+    for remove, curve in zip((True, False), sampled_gaussian(sigma, q), strict=True):
+        yield curve, functools.partial(sampled, q=q, sigma=sigma, remove=remove)
+    yield replaced, functools.partial(antipodal, q=q, sigma=sigma)
+
+
 def test_one_step_is_above_its_definition_over_the_whole_range():
     for q, sigma, share in settings_at_random(0):
-        for is_remove, curve in zip((True, False), sampled_gaussian(sigma, q), strict=True):
+        for curve, divergence in one_step_curves(q, sigma):
             epsilon = float(min(curve.nodes()[-1], 600.0) * share)
-            exact = sampled(epsilon, q, sigma, is_remove)
-            bound = divergence_bound([Part(curve, 1)], epsilon)
+            exact, bound = divergence(epsilon), divergence_bound([Part(curve, 1)], epsilon)
             assert exact <= bound
             assert exact < 1e-30 or q * share / sigma < 1e-7 or bound <= MARGIN * exact
-
-
-def test_one_step_of_replace_one_over_the_whole_range():
-    """The same of N(1, sigma^2) against N(-1, sigma^2), and its symmetry."""
-    for q, sigma, share in settings_at_random(1):
-        curve = sampled_antipodal(sigma, q)
-        epsilon = float(min(curve.losses[-1], 600.0) * share)
-        assert curve.losses[0] == pytest.approx(-curve.losses[-1], rel=1e-9)
-        exact, bound = antipodal(epsilon, q, sigma), divergence_bound([Part(curve, 1)], epsilon)
-        assert exact <= bound
-        assert exact < 1e-30 or q * share / sigma < 1e-7 or bound <= MARGIN * exact
 
 
 # (steps, sigma, epsilon, delta): what dp-accounting's transform certified, and is false at q = 1.
