@@ -361,7 +361,7 @@ def test_the_best_test_of_the_worst_pair_is_near_the_bound(steps, p, c2, reset_e
         1.0, 0.01, dataset_size=round(6 / p), batch_size=6, iterations=steps, clip_norm=1.0,
         error_clip_norm=c2, reset_every=reset_every, sampling="poisson",
     )  # fmt: skip
-    attack = dict(steps=steps, p=p, share=1 / 6, fed_back=2 * c2, epsilon=1.0, runs=40_000, seed=3)
+    attack = dict(steps=steps, p=p, share=1 / 6, fed_back=2 * c2, epsilon=1.0, runs=20_000, seed=3)
     attack |= dict(reset_every=reset_every)
     for factor, is_beaten in ((1.0, False), (0.75, True)):
         terms = likelihood_ratio_test(plan.noise_std * factor, **attack)

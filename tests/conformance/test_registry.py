@@ -27,7 +27,7 @@ PROOFS = {page.name: page.read_text(encoding="utf-8") for page in PAGES}
 # Schemes without what is examined here, by class, so that no other one is excused.
 NOT_RANDOM = (FixedOrder,)  # tests/schemes/test_fixed_order.py
 OF_GRAPHS = (MultiAttribution,)  # whose batches need users: tests/train/batches/test_attribution.py
-UNITS, RUNS = 20_000, 2000
+UNITS, RUNS = 20_000, 1000
 
 
 def made(kind):

@@ -95,7 +95,7 @@ def test_one_poisson_step_against_60_digits(q, sigma, epsilon):
     exact = one_step(q, sigma, epsilon)
     mechanism = ja.Mechanism(ja.Poisson(1, q), WHITE, sigma, REPLACE)
     options = dict(confidence=1 - 1e-6, key=jax.random.key(5))
-    found = ja.estimate_delta(mechanism, epsilon, num_samples=400_000, **options)
+    found = ja.estimate_delta(mechanism, epsilon, num_samples=100_000, **options)
     assert found.low <= exact <= found.high < 1.3 * exact
     assert delta_by("unamplified", mechanism, epsilon) >= exact * (1 - 1e-6)
     assert exact * (1 - 1e-11) <= delta_by("pld", mechanism, epsilon) <= 1.0002 * exact

@@ -22,6 +22,7 @@ from jaxacct.accountants import unamplified
 from jaxacct.accountants.tradeoff.curves.gaussian import gdp_delta
 from jaxacct.estimates import estimate
 from jaxacct.estimates.estimate import proven_epsilon
+from jaxacct.proposals import base
 from jaxacct.proposals.base import ProposalSpec, plain
 from tests.oracles.composed_losses import sampled
 from tests.oracles.enumeration import strategy_matrix
@@ -35,6 +36,12 @@ MECHANISM = ja.Mechanism(ja.Poisson(N, P), ja.BandedToeplitz.identity(), SIGMA)
 DELTAS = (1e-3, 1e-5, 1e-7, 1e-9, 1e-12)
 # Of dp-accounting's epsilons, which are within 1e-4 of those on a grid five times as fine.
 PLD_ERROR = 2e-3
+
+
+@pytest.fixture(autouse=True)
+def few_blocks_at_once(monkeypatch):
+    """As many as most tests here ask for: a call draws all of its blocks, also those that are not used."""
+    monkeypatch.setattr(base, "blocks_at_once", lambda *_: 4)
 
 
 def few(runs, miss):

@@ -326,8 +326,7 @@ def test_a_distribution_of_dp_accounting_composes(interval):
 
 @pytest.mark.parametrize("grid", [1e-4, 1e-3, 7e-4, 3e-5])
 def test_a_curve_on_another_grid_is_above_the_divergence(grid):
-    given = privacy_loss_distribution.from_gaussian_mechanism(1.5, neighboring_relation=ZERO_OUT)
-    curve = curve_of_pld(given, 1e-4, grid)
+    curve = curve_of_pld(gaussian(1.5, value_discretization_interval=1e-4), 1e-4, grid)
     np.testing.assert_allclose(curve.losses / grid, np.round(curve.losses / grid), atol=1e-6)
     losses = np.linspace(-2.0, 4.0, 301)
     exact = norm.cdf(0.5 / 1.5 - 1.5 * losses) - np.exp(losses) * norm.cdf(-0.5 / 1.5 - 1.5 * losses)

@@ -95,10 +95,8 @@ TABLE = {
     ),
     "sgd": (
         asked(tradeoff.noisy_sgd_accountant),
-        dict(
-            ask=((), EPSILON, AT), steps=(2, 1, 1000), batch_size=COUNT, num_examples=COUNT[1:], window=(1, 2)
-        )
-        | dict(noise_split=(2.0, 1 + 2.0**-52, 1e30, 1e300))
+        dict(ask=((), EPSILON, AT), steps=(20, 1, 1000), batch_size=COUNT, num_examples=COUNT[1:])
+        | dict(window=(1, 2), noise_split=(2.0, 1 + 2.0**-52, 1e30, 1e300))
         | dict.fromkeys(RUN, (1e-30, 0.0, 1e-9, 1.0, 1e9, 1e200, 1e30)),
     ),
     "langevin": (
@@ -171,7 +169,7 @@ def calls(grid):
     base = {}
     for name, values in grid.items():
         usual = next((value for value in values if type(value) is float and value == 1.0), values[0])
-        base[name] = MIDDLE.get(name, usual)
+        base[name] = usual if name == "steps" and 20 in values else MIDDLE.get(name, usual)
     yield base
     for name, values in grid.items():
         for value in values:
