@@ -102,7 +102,9 @@ def test_k_of_n_steps_against_enumeration(scheme):
 
 
 def test_k_of_n_steps_of_a_run():
-    """Groups of 250, or of 250 and 251; separations above 1 have no bound."""
+    """Groups of 250, or of 250 and 251; separations above 1 have no bound. 50 of 1,000 steps at (2, 1e-5)."""
+    often = ja.Mechanism(ja.BalancedMinSep(1000, 1, 50), IDENTITY, 3.2291)  # by 50 groups of 20 steps
+    assert RedrawnBins().delta(often, 2.0) <= 1e-5
     mechanism = ja.Mechanism(ja.BalancedMinSep(1000, 1, 4), ja.BandedToeplitz.identity(), 0.5)
     found = RedrawnBins().delta(mechanism, 2.0)
     assert found == redrawn_bins_delta(250, 4, 0.5, 2.0) < 0.2 * gdp_delta(2.0, 2.0 / 0.5)
@@ -165,21 +167,12 @@ def test_small_deltas_of_twenty_epochs(delta, sigma):
     assert redrawn_bins_delta(1000, 20, sigma, 2.0) <= delta
 
 
-def test_many_participations_of_k_of_n():
-    """50 of 1,000 steps at (2, 1e-5): 3.2291, by 50 groups of 20 steps."""
-    mechanism = ja.Mechanism(ja.BalancedMinSep(1000, 1, 50), ja.BandedToeplitz.identity(), 3.2291)
-    assert RedrawnBins().delta(mechanism, 2.0) <= 1e-5
-
-
 def test_a_new_bin_every_epoch_needs_less_noise_than_one_for_all():
     """1.4262 for an advantage of 0.1 is published for the former."""
     sigma = 1.003 * 1.4262
     assert redrawn_bins_delta(100, 10, sigma, 0.0) <= 0.1 < redrawn_bins_delta(100, 10, 1.4261, 0.0)
     assert lognormal_sums.divergence_bound(Mixture((Phases(100, math.sqrt(10) / sigma),)), 0.0) > 0.101
-
-
-def test_noise_below_its_range_has_the_trivial_bound():
-    assert redrawn_bins_delta(2, 2, 0.05, 0.0) == 1
+    assert redrawn_bins_delta(2, 2, 0.05, 0.0) == 1, "noise below its range has the trivial bound"
 
 
 def test_a_delta_below_the_floor_is_refused():

@@ -87,9 +87,7 @@ def test_epsilon_falls_as_delta_grows(key):
     found = [ja.estimate_epsilon(MECHANISM, delta, num_samples=1024, key=key) for delta in (1e-9, 1e-7, 0.5)]
     assert np.all(np.diff([f.value for f in found]) < 0)
     assert found[-1].value == found[-1].low == found[-1].high == 0
-
-
-def test_the_least_noise_that_a_mechanism_takes_has_a_finite_epsilon():
+    # That of the least noise that a mechanism takes is finite.
     assert 1e17 < unamplified.epsilon_at(dataclasses.replace(MECHANISM, noise_multiplier=1e-9), 1e-9) < 1e21
 
 

@@ -119,29 +119,20 @@ def test_bounds_that_wobble_still_dominate():
     assert masses.min() >= -1e-15 and masses.sum() + found.pld._pmf_remove._infinity_mass == pytest.approx(1)
 
 
-@pytest.mark.parametrize(
-    ("epsilons", "line"),
-    [
+def test_profiles_that_cannot_be_used():
+    """With a confidence above 1 the failure probability would be negative, and delta too small."""
+    for epsilons, line in (
         ([0.1, 0.2], "first of them 0"),
         ([0.0], "at least two"),
         ([0.0, 0.0105], "multiples of 0.001"),
         ([0.0, 501.0], "up to 500"),
-    ],
-)
-def test_a_profile_that_cannot_be_used(epsilons, line):
-    grid = np.array(epsilons)
-    refused(line, lambda: pld_of_profile(profile_of(grid, grid + 0.5, grid + 0.5)))
-
-
-def test_a_confidence_that_is_none_is_refused():
-    """Above 1 the failure probability would be negative, and delta too small."""
-    good = profile_of(GRID, *sampled_deltas(GRID, 0.8, 0.2))
+    ):
+        grid = np.array(epsilons)
+        refused(line, pld_of_profile, profile_of(grid, grid + 0.5, grid + 0.5))
+    ones, (remove, add) = np.ones(GRID.size), sampled_deltas(GRID, 0.8, 0.2)
     for bad in (0.0, 1.0, 2.0, math.nan):
+        good = profile_of(GRID, remove, add)
         refused("confidence must be in", pld_of_profile, dataclasses.replace(good, confidence=bad))
-
-
-def test_a_trivial_profile():
-    ones, remove = np.ones(GRID.size), sampled_deltas(GRID, 0.8, 0.2)[0]
     for pair in ((ones, ones), (remove, ones), (ones, remove)):
         refused("below 1 in both directions", pld_of_profile, profile_of(GRID, *pair))
 

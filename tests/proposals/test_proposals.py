@@ -73,12 +73,6 @@ def test_normalizers_of_the_prototype(scheme, bands, sigma, published):
     assert math.exp(log_normalizer(mechanism)) == pytest.approx(published, rel=4e-3)
 
 
-def test_overflowing_tables_are_not_offered():
-    mechanism = Mechanism(BMinSep(3000, 4, 0.5), BandedToeplitz.square_root(4), 0.05)
-    assert family_candidates("replicas", mechanism, 1.0) == []
-    refused("replicas:2 is not available", proposal_by_name, mechanism, 1.0, "remove", "replicas:2")
-
-
 def test_the_scale_is_the_largest_weighted_term():
     """`M = sup over losses of Z e^{(1 - m) L} (1 - e^{epsilon - L})`: neither below it nor above."""
     for epsilon in [0.1, 2.0]:
@@ -99,11 +93,19 @@ def test_large_jobs_have_no_table():
         assert (scheme.replicas(mechanism) is not None) == has
 
 
-@pytest.mark.parametrize("sigma", [0.03, 0.2])  # beyond float64, and where draws would be too inexact
-def test_attraction_too_strong_to_draw_is_no_proposal(sigma):
+@pytest.mark.parametrize(
+    ("scheme", "bands", "sigma"),
+    [
+        (BalancedMinSep(100, 16, 4), 8, 0.03),  # beyond float64
+        (BalancedMinSep(100, 16, 4), 8, 0.2),  # draws would be too inexact
+        (BMinSep(3000, 4, 0.5), 4, 0.05),
+    ],
+)
+def test_attraction_too_strong_to_draw_is_no_proposal(scheme, bands, sigma):
     """Pairs of eight replicas at such noise once ended a calibration with an OverflowError."""
-    mechanism = Mechanism(BalancedMinSep(100, 16, 4), BandedToeplitz.square_root(8), sigma)
-    assert log_normalizer(mechanism) == math.inf
+    mechanism = Mechanism(scheme, BandedToeplitz.square_root(bands), sigma)
+    assert log_normalizer(mechanism) == math.inf and not family_candidates("replicas", mechanism, 1.0)
+    refused("replicas:2 is not available", proposal_by_name, mechanism, 1.0, "remove", "replicas:2")
     found = registry.candidates(Setting(mechanism, 8.0, Direction.REMOVE, None), lambda proposal: 1e9)
     assert {proposal.name for proposal in found} == {"plain"}
 

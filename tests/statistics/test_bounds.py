@@ -78,6 +78,11 @@ def test_kl_at_the_ends():
     refused("must be in", bounds.kl, -0.1, 0.5)
 
 
+# (samples, theta / mean, mean, bound): numbers of the peer's tests.
+OF_THE_PEER = [(100, 1, 0.5, 1), (3, 2, 1 / 3, 1 / 2), (6, 2, 1 / 3, 1 / 4), (2, 3, 1 / 4, 1 / 3)]
+OF_THE_PEER += [(4, 3, 1 / 4, 1 / 9)]
+
+
 def test_fixed_rule_against_the_exact_binomial():
     """Coins of mean theta are the worst of all terms, and for them wrong acceptance is exact."""
     for theta in [0.9, 0.5, 0.1, 0.01, 1e-4]:
@@ -87,6 +92,9 @@ def test_fixed_rule_against_the_exact_binomial():
             assert np.all(stats.binom.cdf(heads, samples, theta) <= np.array(ours) * (1 + 1e-9))
     # A threshold at or above the scale needs no samples.
     assert bounds.failure_probability(theta=1.0, mean=1.0, samples=0) == 0
+    for samples, tau, mean, bound in OF_THE_PEER:
+        ours = bounds.failure_probability(theta=tau * mean, mean=mean, samples=samples)
+        assert ours == pytest.approx(bound, rel=1e-12)
 
 
 def test_budget():
@@ -321,17 +329,6 @@ def test_stored_counts_hide_nothing(pairs):
     """Attack: of an index that is there twice the last count alone would be read."""
     refused("counts must", checked_counts, pairs, 9, "counts")
     assert checked_counts(((3, 5), (8, 1)), 9, "counts").tolist() == [0, 0, 0, 5, 0, 0, 0, 0, 1]
-
-
-# (samples, theta / mean, mean, bound): numbers of the peer's tests.
-OF_THE_PEER = [(100, 1, 0.5, 1), (3, 2, 1 / 3, 1 / 2), (6, 2, 1 / 3, 1 / 4), (2, 3, 1 / 4, 1 / 3)]
-OF_THE_PEER += [(4, 3, 1 / 4, 1 / 9)]
-
-
-def test_failure_probabilities_of_the_peer():
-    for samples, tau, mean, bound in OF_THE_PEER:
-        ours = bounds.failure_probability(theta=tau * mean, mean=mean, samples=samples)
-        assert ours == pytest.approx(bound, rel=1e-12)
 
 
 def test_wealth_is_monotone():

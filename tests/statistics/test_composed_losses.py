@@ -309,6 +309,9 @@ def test_rounding_of_sums_is_booked():
         off = math.sqrt(float(padded @ padded) + float(found[len(exact) :] @ found[len(exact) :]))
         shares.append(off / rounding_error(factors, 1.0, points))
     assert max(shares) < 1 and min(shares) > 1e-4
+    # Each multiplication rounds again: twice the copies, twice the error.
+    few, many = (rounding_error([(Variable(np.array([0.5, 0.5]), 1024), n)], 1.0, 1024) for n in (1000, 2000))
+    assert many > 1.9 * few > 0
     assert rounding_error([(Variable(np.ones(2) / 2, 2**20), 10**14)], 1.0, 2**20) == math.inf
     assert rounding_error([(Variable(np.array([0.5, np.nan]), 64), 1)], 1.0, 64) == math.inf
     assert rounding_error([(Variable(np.ones(2) / 2, 64), 1)], math.nan, 64) == math.inf
@@ -381,12 +384,6 @@ def test_every_allowance_is_in_the_bound(monkeypatch):
     monkeypatch.setattr(composed_losses, "UNIT", UNIT)
     monkeypatch.setattr(composed_losses.Sums, "_bound", lambda self, epsilon, value, norm: epsilon)
     assert lattice.bound(epsilon) <= epsilon - 8 * UNIT * epsilon
-
-
-def test_rounding_of_a_power_grows_with_the_exponent():
-    """Each multiplication rounds again: twice the copies, twice the error."""
-    few, many = (rounding_error([(Variable(np.array([0.5, 0.5]), 1024), n)], 1.0, 1024) for n in (1000, 2000))
-    assert many > 1.9 * few > 0
 
 
 def test_errors_of_tails_are_in_a_curve(monkeypatch):
