@@ -9,7 +9,6 @@ import dp_accounting
 import jax
 import numpy as np
 import pytest
-from dp_accounting.pld import privacy_loss_distribution
 
 from jaxacct.accountants.tradeoff.curves.gaussian import gdp_log_delta
 from jaxacct.individual import (
@@ -29,6 +28,16 @@ from jaxacct.statistics.composed_losses import Part, divergence_bound
 from jaxacct.statistics.gaussian_mixtures import sampled_gaussian
 from tests.oracles.settings import slow
 from tests.refusals import refused
+
+
+def peer(parts, interval: float) -> dp_accounting.pld.PLDAccountant:
+    """The accountant of dp-accounting of (sampling probability, noise multiplier, steps)."""
+    accountant = dp_accounting.pld.PLDAccountant(value_discretization_interval=interval)
+    for q, sigma, steps in parts:
+        accountant.compose(
+            dp_accounting.PoissonSampledDpEvent(q, dp_accounting.GaussianDpEvent(sigma)), steps
+        )
+    return accountant
 
 
 def test_one_and_two_steps():
@@ -62,10 +71,7 @@ def test_epsilons_against_dp_accounting(q, sigma, steps, delta, epsilon):
     accountant = FourierAccountant(q, (sigma,))
     found = float(accountant.epsilon(delta, [[steps]])[0])
     assert epsilon - 1e-6 <= found <= epsilon + 5e-4
-    peer = privacy_loss_distribution.from_gaussian_mechanism(
-        sigma, sampling_prob=q, value_discretization_interval=1e-4, use_connect_dots=True
-    ).self_compose(steps)
-    assert found == pytest.approx(peer.get_epsilon_for_delta(delta), abs=5e-4)
+    assert found == pytest.approx(peer([(q, sigma, steps)], 1e-4).get_epsilon(delta), abs=5e-4)
     below, above = (accountant.delta(found * x, [[steps]])[0] for x in (1.0002, 0.9998))
     assert below <= delta < above
 
@@ -78,14 +84,8 @@ def test_random_histories_against_dp_accounting():
         counts = rng.integers(1, 400, 3)
         q = float(rng.uniform(0.01, 0.05))
         accountant = FourierAccountant(q, tuple(map(float, sigmas)))
-        peer = None
-        for sigma, count in zip(sigmas, counts, strict=True):
-            one = privacy_loss_distribution.from_gaussian_mechanism(
-                float(sigma), sampling_prob=q, value_discretization_interval=2e-4, use_connect_dots=True
-            ).self_compose(int(count))
-            peer = one if peer is None else peer.compose(one)
-        assert peer is not None
-        epsilon = peer.get_epsilon_for_delta(1e-6)
+        parts = zip([q] * 3, sigmas.tolist(), counts.tolist(), strict=True)
+        epsilon = peer(parts, 2e-4).get_epsilon(1e-6)
         found = float(accountant.epsilon(1e-6, counts[None])[0])
         assert epsilon - 2e-4 <= found <= epsilon + 2e-3
 
@@ -274,14 +274,10 @@ def test_the_fit_on_a_range():
 
 def test_dp_event_peer_agrees_on_the_worst_case():
     """An example that always has the clip norm is what dp-accounting accounts for."""
-    event = dp_accounting.SelfComposedDpEvent(
-        dp_accounting.PoissonSampledDpEvent(0.02, dp_accounting.GaussianDpEvent(1.0)), 200
-    )
-    accountant = dp_accounting.pld.PLDAccountant(value_discretization_interval=1e-4)
-    peer = accountant.compose(event).get_epsilon(1e-5)
+    theirs = peer([(0.02, 1.0, 200)], 1e-4).get_epsilon(1e-5)
     accountant = PLDIndividualAccountant(0.02, 1.0, 1.0, SigmaGrid(1.0, 20.0, 10))
     state = accountant.from_norms(np.ones((200, 1), np.float32))
-    assert peer - 1e-4 <= accountant.epsilon(state, 1e-5)[0] <= peer + 5e-3
+    assert theirs - 1e-4 <= accountant.epsilon(state, 1e-5)[0] <= theirs + 5e-3
 
 
 @pytest.mark.parametrize(("noise", "clip"), [(1e9, 1e9), (1e9, 1e-9), (1e-9, 1e9), (1e-9, 1e-9), (1.0, 1.0)])
