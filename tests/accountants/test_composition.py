@@ -62,8 +62,7 @@ def test_steps_by_dp_accounting_are_bounded_in_both_directions_at_once():
 
 
 @pytest.mark.parametrize(
-    "one",
-    [dp.LaplaceDpEvent(9.0), dp.PoissonSampledDpEvent(0.1, dp.GaussianDpEvent(2.0))],
+    "one", [dp.LaplaceDpEvent(9.0), dp.PoissonSampledDpEvent(0.1, dp.GaussianDpEvent(2.0))]
 )
 def test_compositions_in_compositions_multiply_their_counts(one):
     nested = dp.SelfComposedDpEvent(dp.ComposedDpEvent([dp.SelfComposedDpEvent(one, 2)]), 3)

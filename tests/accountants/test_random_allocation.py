@@ -52,11 +52,7 @@ def quadrature(mus, unused, epsilon):
 
 @pytest.mark.parametrize(
     ("mu", "unused", "epsilon", "log_exact"),
-    [
-        slow(6.7156, 0, 245.31, -556.35),
-        (7.3101, 10_000, 265.29, -589.85),
-        (3.2757, 0, 172.21, -1304.80),
-    ],
+    [slow(6.7156, 0, 245.31, -556.35), (7.3101, 10_000, 265.29, -589.85), (3.2757, 0, 172.21, -1304.80)],
 )
 def test_a_tail_beyond_float64(mu, unused, epsilon, log_exact):
     """One phase is a Gaussian: ln of its delta by mpmath. No bound is 0."""

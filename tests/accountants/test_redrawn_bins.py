@@ -11,10 +11,7 @@ import jaxacct as ja
 from jaxacct.accountants import analytic
 from jaxacct.accountants.allocation import lognormal_sums
 from jaxacct.accountants.allocation.lognormal_lattice import Mixture, Phases
-from jaxacct.accountants.allocation.redrawn_bins import (
-    RedrawnBins,
-    epoch_curve,
-)
+from jaxacct.accountants.allocation.redrawn_bins import RedrawnBins, epoch_curve
 from jaxacct.accountants.tradeoff.curves.gaussian import gdp_delta
 from jaxacct.statistics.hockey_stick import DIRECTIONS
 from tests.accountants.test_random_allocation import quadrature

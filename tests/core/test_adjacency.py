@@ -70,11 +70,7 @@ def drawn(scheme, size, seed, runs=2000) -> np.ndarray:
 
 @pytest.mark.parametrize(
     "scheme",
-    [
-        slow(ja.CyclicPoisson(4, 2, 0.6)),
-        slow(ja.BallsInBins(4, 2)),
-        ja.BMinSep(4, 3, 0.6, False),
-    ],
+    [slow(ja.CyclicPoisson(4, 2, 0.6)), slow(ja.BallsInBins(4, 2)), ja.BMinSep(4, 3, 0.6, False)],
     ids=lambda scheme: type(scheme).__name__,
 )
 def test_the_others_batches_do_not_depend_on_the_example(scheme):

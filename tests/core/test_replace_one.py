@@ -85,11 +85,7 @@ def test_losses_of_another_matrix_are_upper_bounds():
 
 
 @pytest.mark.parametrize(
-    ("q", "sigma", "epsilon"),
-    [
-        (0.3, 1.0, 1.0),
-        *(slow(*row) for row in ((0.01, 0.5, 2.0), (1.0, 1.5, 1.0))),
-    ],
+    ("q", "sigma", "epsilon"), [(0.3, 1.0, 1.0), *(slow(*row) for row in ((0.01, 0.5, 2.0), (1.0, 1.5, 1.0)))]
 )
 def test_one_poisson_step_against_60_digits(q, sigma, epsilon):
     exact = one_step(q, sigma, epsilon)

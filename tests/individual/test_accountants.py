@@ -137,11 +137,7 @@ def test_steps_within_a_budget_by_both_accountants():
 
 @pytest.mark.parametrize(
     ("sigma", "at_zero", "epsilon"),
-    [
-        (30.0, 0.00665079, 0.047993),
-        slow(60.0, 0.00332476, 0.022218),
-        slow(100.0, 0.00199479, 0.012516),
-    ],
+    [(30.0, 0.00665079, 0.047993), slow(60.0, 0.00332476, 0.022218), slow(100.0, 0.00199479, 0.012516)],
 )
 def test_the_smallest_bucket_still_costs(sigma, at_zero, epsilon):
     """A tiny gradient is charged as `largest` for 10,000 steps; only 0 is free."""

@@ -58,8 +58,7 @@ LONG = [
 
 @pytest.mark.parametrize("sigma", [0.05, *(slow(x) for x in (1.0, 100.0))])
 @pytest.mark.parametrize(
-    ("iterations", "separation", "bands", "p"),
-    [slow(*case) for case in LONG] + [(20_000, 64, 64, 1e-3)],
+    ("iterations", "separation", "bands", "p"), [slow(*case) for case in LONG] + [(20_000, 64, 64, 1e-3)]
 )
 def test_long_runs(iterations, separation, bands, p, sigma):
     """Losses stay finite and their error below the margin, and below a part in 1e4 of the largest loss.

@@ -153,8 +153,7 @@ def distribution_of_replicas(of_two, tilted) -> tuple[dict[tuple[int, ...], floa
 
 
 @pytest.mark.parametrize(
-    ("scheme", "bands", "counts"),
-    [(*SMALL[0], (1, 2)), (*SMALL[1], (0, 1)), (*SMALL[2], (1, 2))],
+    ("scheme", "bands", "counts"), [(*SMALL[0], (1, 2)), (*SMALL[1], (0, 1)), (*SMALL[2], (1, 2))]
 )
 def test_the_distribution_of_two_replicas(scheme, bands, counts, key):
     """The normalizer exactly, the draws by chi-square (false alarm 1e-6)."""

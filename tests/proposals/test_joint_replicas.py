@@ -87,9 +87,7 @@ def test_other_mechanisms_have_none():
 
 
 @pytest.mark.parametrize(
-    ("scheme", "coefficients", "m"),
-    [SETTINGS[0], slow(BMinSep(4, 1, 0.4), ONE, 3)],
-    ids=str,
+    ("scheme", "coefficients", "m"), [SETTINGS[0], slow(BMinSep(4, 1, 0.4), ONE, 3)], ids=str
 )
 def test_terms_have_the_mean_of_the_divergence(scheme, coefficients, m):
     """Terms are in [0, 1]; intervals of the divergence and of plain samples meet; false alarm 1e-6."""

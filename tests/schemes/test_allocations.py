@@ -29,10 +29,7 @@ def small(n):
 
 @pytest.mark.parametrize(
     ("scheme", "limit"),
-    [
-        (EpochwiseAllocation(8, 3, 3), BallsInBins(8, 3)),
-        (EpochwiseAllocation(5, 8, 2), BallsInBins(5, 8)),
-    ],
+    [(EpochwiseAllocation(8, 3, 3), BallsInBins(8, 3)), (EpochwiseAllocation(5, 8, 2), BallsInBins(5, 8))],
 )
 def test_limits(scheme, limit):
     found = enumeration.pattern_distribution(scheme)

@@ -16,12 +16,7 @@ from jaxacct.accountants.composition import composed_delta
 from jaxacct.accountants.event_pairs import discrete_laplace, laplace
 from jaxacct.individual import subsampled_gaussian_delta
 from jaxacct.statistics import composed_losses
-from jaxacct.statistics.composed_losses import (
-    Part,
-    chord_masses,
-    divergence_bound,
-    divergence_table,
-)
+from jaxacct.statistics.composed_losses import Part, chord_masses, divergence_bound, divergence_table
 from jaxacct.statistics.gaussian_mixtures import Mixture, sampled_antipodal, sampled_gaussian
 from jaxacct.statistics.loss_curves import ChordCurve, LossCurve, Restricted, Values
 from jaxacct.statistics.tilted_sums import UNIT, Variable, rounding_error, sums

@@ -79,10 +79,7 @@ def test_bounds_against_enumeration(x64):
 
 @pytest.mark.parametrize(
     ("strategy", "direction"),
-    [
-        slow(ja.Toeplitz((0.8, 0.6)), "remove"),
-        (ja.Dense(np.array([[1.0, 0.0], [0.9, 0.6]])), "add"),
-    ],
+    [slow(ja.Toeplitz((0.8, 0.6)), "remove"), (ja.Dense(np.array([[1.0, 0.0], [0.9, 0.6]])), "add")],
 )
 def test_exact_deltas_are_bounded(strategy, direction, key):
     """n = 2, r = 1: the estimate's interval is above the exact delta, by integration; false alarm 1e-6."""

@@ -56,11 +56,7 @@ def last_iterate_delta(epsilon, *, c, s, sigma, p, steps, away):
 
 @pytest.mark.parametrize(
     ("p", "c", "numbers"),
-    [
-        (0.5, 0.8, (4,)),
-        (1.0, 0.9, (2, 4)),
-        *(slow(p, c, (2, 4)) for p, c in ((0.5, 0.8), (0.2, 0.95))),
-    ],
+    [(0.5, 0.8, (4,)), (1.0, 0.9, (2, 4)), *(slow(p, c, (2, 4)) for p, c in ((0.5, 0.8), (0.2, 0.95)))],
 )
 def test_no_bound_is_below_the_exact_last_iterate(p, c, numbers):
     """Every bound that is returned, against two and four exact steps of a quadratic."""
