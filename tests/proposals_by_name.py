@@ -21,8 +21,7 @@ def family_candidates(family, mechanism, epsilon, samples_needed=None, *, direct
     """The candidates of one family, in its own direction unless one is given."""
     entry = registry.FAMILIES[family]
     setting = Setting(mechanism, epsilon, Direction(direction or entry.directions[0]), composed)
-    module = importlib.import_module(f"jaxacct.proposals.{entry.module}")
-    return module.candidates(setting, samples_needed)
+    return importlib.import_module(f"jaxacct.proposals.{entry.module}").candidates(setting, samples_needed)
 
 
 def normalizer_of_two(mechanism) -> float:

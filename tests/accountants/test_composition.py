@@ -67,8 +67,7 @@ def test_steps_by_dp_accounting_are_bounded_in_both_directions_at_once():
 def test_compositions_in_compositions_multiply_their_counts(one):
     nested = dp.SelfComposedDpEvent(dp.ComposedDpEvent([dp.SelfComposedDpEvent(one, 2)]), 3)
     at = np.linspace(-1, 2, 7)
-    found = event_profile(nested)(at)
-    assert np.array_equal(found, event_profile(dp.SelfComposedDpEvent(one, 6))(at))
+    assert np.array_equal(event_profile(nested)(at), event_profile(dp.SelfComposedDpEvent(one, 6))(at))
     assert event_profile(nested)(0.0) > 1.2 * event_profile(dp.SelfComposedDpEvent(one, 3))(0.0)
 
 

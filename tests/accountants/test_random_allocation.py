@@ -179,18 +179,15 @@ def attack(scheme, sigma, epsilon, runs=200_000):
         ]
         hits.append(int(np.sum(np.mean(ratios, axis=0) > math.exp(epsilon))))
     low = stats.beta.ppf(5e-7, hits[0], runs - hits[0] + 1)
-    high = stats.beta.isf(5e-7, hits[1] + 1, runs - hits[1])
-    return low - math.exp(epsilon) * high
+    return low - math.exp(epsilon) * stats.beta.isf(5e-7, hits[1] + 1, runs - hits[1])
 
 
 def test_an_attack_on_the_sampler_stays_below_and_beats_bins_drawn_anew():
     """Were the bin drawn anew in every cycle, cycles would be independent, and delta smaller than it is."""
     scheme, sigma, epsilon = BallsInBins(12, 3), 1.5, 1.0
     shown = attack(scheme, sigma, epsilon)
-    mechanism = Mechanism(scheme, IDENTITY, sigma)
-    assert shown <= ACCOUNTANTS["random-allocation"].delta(mechanism, epsilon)
-    generator = np.random.default_rng(5)
-    z = generator.standard_normal((400_000, 4, 3)) / sigma
+    assert shown <= ACCOUNTANTS["random-allocation"].delta(Mechanism(scheme, IDENTITY, sigma), epsilon)
+    z = np.random.default_rng(5).standard_normal((400_000, 4, 3)) / sigma
     z[:, :, 0] += 1 / sigma**2
     anew = np.prod(np.mean(np.exp(z - 0.5 / sigma**2), axis=2), axis=1)
     wrong = np.mean(np.maximum(0, 1 - math.exp(epsilon) / anew))
@@ -204,8 +201,7 @@ def test_the_mixture_of_a_mechanism():
     assert of(10, 4) == Mixture((Phases(2, 3**0.5 / 2), Phases(2, 2**0.5 / 2)))
     assert of(8, 4) == Mixture((Phases(4, 2**0.5 / 2),))
     assert of(3, 5) == Mixture((Phases(3, 0.5),), 2)
-    distribution = BallsInBins(10, 4).phase_participations
-    assert distribution.tolist() == [3, 3, 2, 2]
+    assert BallsInBins(10, 4).phase_participations.tolist() == [3, 3, 2, 2]
     certain = CyclicPoisson(10, 4, 1.0).phase_participations
     assert certain is not None and certain.tolist() == [3, 3, 2, 2]
     assert CyclicPoisson(10, 4, 0.5).phase_participations is None
@@ -262,8 +258,7 @@ def test_phases_of_unequal_size_at_every_noise(sizes):
     """
     scheme = BallsInBins(*sizes)
     for sigma, epsilon in itertools.product((0.5, 1.0, 3.37, 20.0, 1e4), (0.0, 2.0, 4.0, 10.0)):
-        mechanism = Mechanism(scheme, IDENTITY, sigma)
-        bound = ACCOUNTANTS["random-allocation"].delta(mechanism, epsilon)
+        bound = ACCOUNTANTS["random-allocation"].delta(Mechanism(scheme, IDENTITY, sigma), epsilon)
         assert 0 <= bound <= 1
         if scheme.cycle_length == 2:
             exact = quadrature([turns**0.5 / sigma for turns in scheme.phase_participations], 0, epsilon)

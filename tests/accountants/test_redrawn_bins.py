@@ -53,8 +53,7 @@ def two_epochs(steps, sigma, epsilon):
     place = np.searchsorted(f, alpha / f)  # f1 f2 > alpha
     remove = float(p @ (above_p[place] - alpha / f * above_q[place]))
     place = np.searchsorted(f, 1 / (alpha * f))  # f1 f2 < 1 / alpha
-    add = float(q @ (below_q[place] - alpha * f * below_p[place]))
-    return remove, add
+    return remove, float(q @ (below_q[place] - alpha * f * below_p[place]))
 
 
 @pytest.mark.parametrize(("steps", "sigma"), [(2, 1.0), (2, 0.6), (3, 0.8)])
@@ -63,8 +62,7 @@ def test_two_epochs_against_quadrature(steps, sigma):
     error = 2e-5 if steps == 2 else 4e-4  # of the quadrature: its steps' square, measured by halving them
     for epsilon in (0.0, 0.5, 2.0):
         exact = max(two_epochs(steps, sigma, epsilon))
-        found = redrawn_bins_delta(steps, 2, sigma, epsilon)
-        assert exact * (1 - error) <= found <= exact * (1.002 + error)
+        assert exact * (1 - error) <= redrawn_bins_delta(steps, 2, sigma, epsilon) <= exact * (1.002 + error)
 
 
 def test_an_epoch_that_ends_early_against_quadrature():
@@ -92,8 +90,7 @@ def test_k_of_n_steps_against_enumeration(scheme):
         pair = enumeration.pattern_distribution(scheme), {(0, 0, 0): 1.0}
         exact = max(tuples.divergence(*pair, 0.8, epsilon, side, points=NODES[3]) for side in DIRECTIONS)
         found = RedrawnBins().delta(mechanism, epsilon)
-        composition = gdp_delta(epsilon, math.sqrt(2) / 0.8)
-        assert exact * (1 - 4e-4) <= found < 0.97 * composition
+        assert exact * (1 - 4e-4) <= found < 0.97 * gdp_delta(epsilon, math.sqrt(2) / 0.8)
         assert redrawn_bins_delta(2, 1, 0.8, epsilon) < exact
     assert analytic.close(mechanism, 0.1) is None, "an upper bound: samples may certify less noise"
 
@@ -119,8 +116,7 @@ def test_k_of_n_steps_of_a_run():
 def test_tails_of_an_epoch_against_quadrature(sigma, end):
     """Above the exact divergence down to 1e-16, by at most 1 % until it is 1e-11."""
     epsilons = np.linspace(0.0, end, 250)
-    mixture = Mixture((Phases(2, 1 / sigma),))
-    found = lognormal_sums.divergence_table(mixture, epsilons)
+    found = lognormal_sums.divergence_table(Mixture((Phases(2, 1 / sigma),)), epsilons)
     some = slice(None, None, 12)
     exact, found = np.array([quadrature((1 / sigma,) * 2, 0, e) for e in epsilons[some]]), found[some]
     used = exact > 1e-16

@@ -64,8 +64,7 @@ def test_candidates_are_fixed_before_they_are_verified(certify, monkeypatch, fou
 
     def verdict_of(claim, stop, key, **options):
         seen.append((claim.target.epsilon, stop.share, jax.random.key_data(key).tolist()))
-        limited = dataclasses.replace(stop, max_samples=128)
-        verdict = verify(claim, limited, key=key, **options)
+        verdict = verify(claim, dataclasses.replace(stop, max_samples=128), key=key, **options)
         assert not verdict.certified  # with so few samples
         if len(seen) - 1 in certify:
             verdict = dataclasses.replace(verdict, flaws=())

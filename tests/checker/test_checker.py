@@ -135,8 +135,7 @@ def test_likelihoods_rates_and_normalizers_against_enumeration(setting):
     tilted = probabilities * np.exp(r @ x)
     assert math.isclose(float(distribution.log_ratio(r[:, None])[0]), math.log(tilted.sum()), abs_tol=1e-12)
     np.testing.assert_allclose(distribution.participation(), x @ probabilities, atol=1e-12)
-    nothing = probabilities[~x.any(0)].sum()
-    assert math.isclose(math.exp(mechanism.log_none), nothing, abs_tol=1e-12)
+    assert math.isclose(math.exp(mechanism.log_none), probabilities[~x.any(0)].sum(), abs_tol=1e-12)
     pairs = checker.Pairs(distribution, columns.gram, 1 / SIGMA**2)
     shared = np.exp((c @ x).T @ (c @ x) / SIGMA**2)
     assert math.isclose(pairs.log_z, math.log(probabilities @ shared @ probabilities), rel_tol=1e-10)
@@ -494,8 +493,7 @@ def test_edited_evidence_and_claims_are_seen(plan_path, tmp_path, capsys):
         assert found["verdict"] == "not certified" and (found["differences"] or i < 2), i
         is_fair = not any("weights must add up to 1" in line for line in found["differences"])
         assert is_fair == (edited not in unfair), i
-    less = with_claim(plan, delta=0.999 * plan["claim"]["delta"])
-    found = checker.check(less, np.random.default_rng(7))
+    found = checker.check(with_claim(plan, delta=0.999 * plan["claim"]["delta"]), np.random.default_rng(7))
     assert any(line.startswith("the budget spends ") for line in found["differences"])
     path = tmp_path / "edited.json"
     path.write_text(json.dumps(changed[-1]))
@@ -616,8 +614,7 @@ def test_a_fixed_order_whose_counts_follow_is_certified_and_one_with_more_refute
 
 
 def test_a_digest_that_does_not_fit_is_reported(tmp_path):
-    path = fixed_order_plan(tmp_path)
-    plan = json.loads(path.read_text())
+    plan = json.loads(fixed_order_plan(tmp_path).read_text())
     found = checker.check(plan | {"digest": "0" * 64})
     assert found["verdict"] == "not certified" and "digest" in found["differences"][0]
     plan["claim"]["unknown"] = 1

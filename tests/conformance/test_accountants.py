@@ -180,8 +180,7 @@ ORACLES = {
 def test_against_the_distribution_that_it_reveals(accountant, mechanism):
     oracle, slack = ORACLES[accountant.name]
     for epsilon in (0.1, 0.5):
-        value = oracle(mechanism, epsilon)
-        assert accountant.delta(mechanism, epsilon) == pytest.approx(value, rel=slack)
+        assert accountant.delta(mechanism, epsilon) == pytest.approx(oracle(mechanism, epsilon), rel=slack)
 
 
 # Over the whole admitted range: (mechanism, mu) whose exact divergence is that of N(mu, 1) against N(0, 1),
@@ -239,8 +238,7 @@ def test_at_least_60_digits_from_the_smallest_to_the_largest_epsilon(epsilon):
                 assert exact * (1 - 1e-12) <= bound
                 assert bound <= 1.12 * exact or "bins" in name or "allocation" in name
     for remove in (True, False):
-        curve = sampled_gaussian(1 / mu, 0.1)[not remove]
-        found = divergence_bound([Part(curve, 1)], epsilon)
+        found = divergence_bound([Part(sampled_gaussian(1 / mu, 0.1)[not remove], 1)], epsilon)
         assert sampled(epsilon, 0.1, 1 / mu, remove) * (1 - 1e-12) <= found
 
 
@@ -277,8 +275,7 @@ def test_another_adjacency_and_bad_input(accountant, mechanism, monkeypatch):
 @pytest.mark.parametrize(("accountant", "mechanism"), TYPICAL)
 def test_a_plan_names_it(accountant, mechanism):
     plan = ja.Plan(Claim(mechanism, ClaimedTarget.at(2.0, 0.9), None, None), Bound(accountant.name))
-    stored = as_json(plan)
-    assert ja.Plan.from_json(stored).evidence == plan.evidence
+    assert ja.Plan.from_json(as_json(plan)).evidence == plan.evidence
     assert plan.verdict.bound == accountant.delta(mechanism, 2.0)
     refused("accountant must be one of", lambda: loaded(ja.Plan(plan.claim, Bound("unheard-of"))))
 

@@ -60,8 +60,7 @@ def follows(drawn, distribution) -> bool:
 
 def are_independent(scheme) -> bool:
     """Whether the vectors of two examples, alone in a data set, are: chi-square over all pairs of vectors."""
-    pairs = np.stack([trained(scheme, 2, run) for run in range(RUNS)])
-    codes = pairs @ (1 << np.arange(scheme.iterations))
+    codes = np.stack([trained(scheme, 2, run) for run in range(RUNS)]) @ (1 << np.arange(scheme.iterations))
     numbers = np.bincount(codes.ravel(), minlength=1 << scheme.iterations)
     common = np.flatnonzero(numbers >= RUNS / 5)  # the others are one cell
     cells = np.full(numbers.size, common.size)

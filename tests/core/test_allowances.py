@@ -68,8 +68,7 @@ def gaussian_profile() -> TabulatedProfile:
 def test_factors_of_pairs_allow_for_every_rounding():
     """`(2 slots + 2 m + 20) u` of the largest sums and `(m + 40) u` of all sizes, up or down."""
     m, number, slots = 6, 2, 100_000  # so many that the test's own float32 error is negligible
-    rng = np.random.default_rng(5)
-    shared = rng.uniform(0, 0.1, (m, m, 3))
+    shared = np.random.default_rng(5).uniform(0, 0.1, (m, m, 3))
     shared = np.triu(np.ones((m, m)), 1)[:, :, None] * (shared + shared.swapaxes(0, 1))
     shared = shared + shared.swapaxes(0, 1)
     meet, own = (np.asarray(part, float) for part in pair_weights.rounds(m, number))
@@ -155,8 +154,7 @@ def test_terms_of_a_scale_beyond_float64_are_rounded_up():
     mechanism = Mechanism(BMinSep(2, 1, 0.3), BandedToeplitz.identity(), 2.0)
     proposal = dataclasses.replace(plain(mechanism, "remove"), log_scale=-800.0)
     resolved = Resolved(proposal, 1.0, hockey_stick.hockey_stick, (), 2.0)
-    draws = Draws(np.array([0.5, 3.0]), np.array([0.0, -700.0]))
-    assert resolved.terms(draws, 0.0).tolist() == [0.0, 1.0]
+    assert resolved.terms(Draws(np.array([0.5, 3.0]), np.array([0.0, -700.0])), 0.0).tolist() == [0.0, 1.0]
 
 
 SMALL = Mechanism(BMinSep(5, 2, 0.2), BandedToeplitz((2.0, 1.0)), 1.1)
@@ -214,8 +212,7 @@ def test_normalizers_of_truncated_batches_are_rounded_up(direction, monkeypatch)
     independent = TRUNCATED.scheme.independent_truncation
     chances, untruncated = np.array(independent.chances), independent.untruncated
     monkeypatch.setattr(truncated.replicas, "log_normalizer", lambda of_two: 0.0)
-    setting = Setting(TRUNCATED, 1.0, Direction(direction), None)
-    found = truncated.build(setting)
+    found = truncated.build(Setting(TRUNCATED, 1.0, Direction(direction), None))
     tilt = float(found.tables()["log_tilt"]) and -math.log1p(-untruncated.sampling_probability)
     exact = math.fsum(np.log1p(chances * math.expm1(tilt)))
     assert exact <= found.log_normalizer <= exact * (1 + 3e-12)

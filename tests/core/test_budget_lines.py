@@ -66,8 +66,7 @@ def test_items_of_losses(name):
     """One replica and more, few and many rare outputs allowed."""
     mechanism = SETTINGS[name]
     for m, delta_v in [(1, DELTA_V), (3, DELTA_V), (2, 1e-12), (1, 1e-12)]:
-        expected = families.loss_items(mechanism, delta_v, m)
-        compare(rounding.loss_lines(mechanism, delta_v, m), expected)
+        compare(rounding.loss_lines(mechanism, delta_v, m), families.loss_items(mechanism, delta_v, m))
     for lowest in (0.0, 30.0, 1e4):
         line = weight_line(mechanism, DELTA_V, 3, -4.5, lowest)
         compare([line], families.weight_items(mechanism, DELTA_V, 3, -4.5, lowest))
@@ -115,10 +114,8 @@ def bounded(monkeypatch, forget):
 def test_items_of_bounded_likelihoods(bounded):
     assert bounded.scheme.sums.times == 3
     for m in (1, 2):
-        expected = families.loss_items(bounded, DELTA_V, m)
-        compare(rounding.loss_lines(bounded, DELTA_V, m), expected)
-    lines = replica_lines.pair_lines(bounded, 6, 3.0, DELTA_V)
-    compare(lines, families.pair_items(bounded, DELTA_V, 6, 3.0))
+        compare(rounding.loss_lines(bounded, DELTA_V, m), families.loss_items(bounded, DELTA_V, m))
+    compare(replica_lines.pair_lines(bounded, 6, 3.0, DELTA_V), families.pair_items(bounded, DELTA_V, 6, 3.0))
 
 
 @pytest.mark.parametrize("examples", [3, 4])

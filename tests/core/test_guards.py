@@ -509,8 +509,7 @@ def drawn():
 
 def test_certified_believes_counts_alone(drawn):
     assert drawn.certified
-    number = drawn.evidence.remove.num_samples
-    worse = with_side(drawn, "remove", term_counts=((5120, number),))
+    worse = with_side(drawn, "remove", term_counts=((5120, drawn.evidence.remove.num_samples),))
     assert not worse.certified and worse.statement().startswith("NOT CERTIFIED")
     for change in ({"epsilon": 1.4}, {"delta": 0.02}, {"noise_multiplier": 1.4}, {"dataset_size": 50}):
         assert not dataclasses.replace(drawn, claim=claim_with(drawn.claim, **change)).certified, change
@@ -534,8 +533,7 @@ def test_truncated_batches_are_not_dominated():
     """Q is a mixture: both directions are drawn, and evidence that one follows is refused."""
     plan = stored_plan("truncated")
     assert sampled_directions(plan) == ["remove", "add"] and plan.certified
-    forged = structs.replace(plan.evidence, add=Dominated())
-    found = check(plan.claim, forged)
+    found = check(plan.claim, structs.replace(plan.evidence, add=Dominated()))
     assert found.flaws == ("add: the add direction of truncated-b-min-sep needs samples",)
 
 
@@ -607,8 +605,7 @@ def test_the_command_replays(drawn, tmp_path, capsys):
     assert code == 1 and "1 in another bin" in said and "NOT replayed" in said
     code, said = replayed(with_losses(one, provenance=another), path, capsys)
     assert code == 0 and "drawn on another, replayed on" in said
-    all_else = {1024: evidence.remove.num_samples}
-    code, said = replayed(with_losses(all_else, provenance=another), path, capsys)
+    code, said = replayed(with_losses({1024: evidence.remove.num_samples}, provenance=another), path, capsys)
     assert code == 1 and "NOT replayed" in said
 
 

@@ -109,8 +109,7 @@ def test_dp_accounting_has_half_of_the_sensitivity():
     import dp_accounting
     from dp_accounting import rdp
 
-    relation = dp_accounting.NeighboringRelation.REPLACE_ONE
-    accountant = rdp.RdpAccountant(neighboring_relation=relation)
+    accountant = rdp.RdpAccountant(neighboring_relation=dp_accounting.NeighboringRelation.REPLACE_ONE)
     accountant.compose(dp_accounting.GaussianDpEvent(2.0))
     stated = accountant.get_epsilon(1e-3)
     exact = one_step(1.0, 2.0, stated)
@@ -281,10 +280,8 @@ def test_another_another_adjacency_proves_nothing(tmp_path):
     other = ja.Claim(zero_out, plan.target, plan.dataset_size, None)
     assert "another mechanism" in check(other, plan.evidence).flaws[0]
     for side in (evidence.NotRun(), plan.evidence.remove, evidence.WeightBound(ProposalSpec("plain", ()))):
-        another = structs.replace(plan.evidence, add=side)
-        assert not check(plan.claim, another).certified
-    nothing = structs.replace(plan.evidence, remove=evidence.Dominated())
-    assert not check(plan.claim, nothing).certified
+        assert not check(plan.claim, structs.replace(plan.evidence, add=side)).certified
+    assert not check(plan.claim, structs.replace(plan.evidence, remove=evidence.Dominated())).certified
     for family in ("replicas:2,2", "replicas:1"):
         with pytest.raises(ValueError, match="is not available for this mechanism"):
             resolve(plan.claim, "remove", ProposalSpec.parse(family))

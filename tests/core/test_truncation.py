@@ -140,8 +140,7 @@ def test_bad_input():
 
 def test_without_a_normalizer_tails_are_not_covered():
     """Replicas of order 2 bound the tail that `reserve` depends on; columns that overlap have none."""
-    overlapping = ja.Dense(np.array([[1.0, 0.0], [0.5, 1.0]]))
-    mechanism = ja.Mechanism(ja.Poisson(2, 0.3), overlapping, 0.9)
+    mechanism = ja.Mechanism(ja.Poisson(2, 0.3), ja.Dense(np.array([[1.0, 0.0], [0.5, 1.0]])), 0.9)
     assert mechanism.scheme.replicas(mechanism) is None and truncation.tail_bound(mechanism.scheme, 8.0) < 1
     assert not covers(mechanism, 8.0)
     assert covers(ja.Mechanism(ja.Poisson(2, 0.3), ja.BandedToeplitz.identity(), 0.9), 8.0)

@@ -65,5 +65,4 @@ def test_the_plan_says_it_and_is_read_back(plan):
     for change in ({"delta": 0.25}, {"epsilon": -0.1}, {"epsilon": 0.1}):
         refused(r"plan|epsilon|budget", Plan.from_json, data | {"claim": data["claim"] | change})
     assert "more than 0.3 above" in report(plan)  # and its pictures can be made
-    spent = math.fsum(delta for _, delta in text.budget_items(plan.verdict))
-    assert spent <= ADVANTAGE
+    assert math.fsum(delta for _, delta in text.budget_items(plan.verdict)) <= ADVANTAGE

@@ -86,8 +86,7 @@ def test_random_histories_against_dp_accounting():
         accountant = FourierAccountant(q, tuple(map(float, sigmas)))
         parts = zip([q] * 3, sigmas.tolist(), counts.tolist(), strict=True)
         epsilon = peer(parts, 2e-4).get_epsilon(1e-6)
-        found = float(accountant.epsilon(1e-6, counts[None])[0])
-        assert epsilon - 2e-4 <= found <= epsilon + 2e-3
+        assert epsilon - 2e-4 <= float(accountant.epsilon(1e-6, counts[None])[0]) <= epsilon + 2e-3
 
 
 def test_many_histories_at_once_are_those_of_the_composer_of_losses():
@@ -110,8 +109,7 @@ def test_many_histories_at_once_are_those_of_the_composer_of_losses():
 @pytest.mark.parametrize("delta", [1e-5, 1e-8, 1e-12, 1e-30])
 def test_tilted_sums_resolve_any_delta(delta):
     """10,000 steps at q = 0.005, sigma 2, where untilted sums round 1e-7: against the composer of losses."""
-    accountant = FourierAccountant(0.005, (2.0,))
-    found = float(accountant.epsilon(delta, [[10_000]])[0])
+    found = float(FourierAccountant(0.005, (2.0,)).epsilon(delta, [[10_000]])[0])
     parts = [Part(sampled_gaussian(2.0, 0.005)[0], 10_000)]
     # The composer's bounds are at most 2 % above the truth (tests/statistics/test_composed_losses.py).
     assert divergence_bound(parts, found) <= 1.02 * delta
@@ -218,20 +216,17 @@ def test_fails_closed_in_jit(bad):
 
 
 def test_bucketed_is_above_exact_and_order_free():
-    rng = np.random.default_rng(3)
-    norms = rng.uniform(0, 0.7, (12, 4)).astype(np.float32)
+    norms = np.random.default_rng(3).uniform(0, 0.7, (12, 4)).astype(np.float32)
     norms[:, 3] = 0
     accountant = PLDIndividualAccountant(0.05, 1.1, 0.7, SigmaGrid(1.1, 40.0, 36))
     state = accountant.from_norms(norms)
     assert np.all(np.asarray(state.counts).sum(axis=1) == 12)
-    again = accountant.from_norms(norms[::-1])
-    assert np.array_equal(state.counts, again.counts)
+    assert np.array_equal(state.counts, accountant.from_norms(norms[::-1]).counts)
     found = accountant.epsilon(state, 1e-5)
     assert found[3] == 0
     # Without the few steps with tiny gradients: from below, so that the comparison is fair.
     sigmas = [float(s) for s in 1.1 * 0.7 / norms[:, 0].astype(float) if s < 40]
-    alone = FourierAccountant(0.05, tuple(sigmas))
-    exact = alone.epsilon(1e-5, np.ones((1, len(sigmas)), int))[0]
+    exact = FourierAccountant(0.05, tuple(sigmas)).epsilon(1e-5, np.ones((1, len(sigmas)), int))[0]
     assert exact - 1e-3 <= found[0] <= 1.35 * exact
     rdp = RDPIndividualAccountant(0.05, 1.1, 0.7, accountant.grid)
     assert np.all(rdp.epsilon(state, 1e-5) >= found - 1e-9)

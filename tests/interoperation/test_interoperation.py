@@ -113,8 +113,7 @@ def test_bounds_that_wobble_still_dominate():
     wobble[0][3:7] = [1, np.nan, np.inf, 1]
     found = pld_of_profile(profile_of(GRID, *wobble))
     for epsilon in np.linspace(0, 6, 50):
-        exact = np.max(sampled_deltas(epsilon, 0.8, 0.2))
-        assert exact <= found.delta(epsilon)
+        assert np.max(sampled_deltas(epsilon, 0.8, 0.2)) <= found.delta(epsilon)
     masses = found.pld._pmf_remove.to_dense_pmf()._probs
     assert masses.min() >= -1e-15 and masses.sum() + found.pld._pmf_remove._infinity_mass == pytest.approx(1)
 
@@ -297,8 +296,7 @@ def test_only_what_is_of_one_adjacency_composes():
     assert found.compose(gaussian(), "replace-one").compose(found).adjacency == "replace-one"
     refused("adjacency must be", found.compose, gaussian(), "replace-two")
     mechanism = Mechanism(Poisson(2, 0.3), BandedToeplitz.identity(), 2.0, "replace-one")
-    drawn = dominating_pld(mechanism, max_epsilon=1.0, points=2, num_samples=2048)
-    assert drawn.adjacency == "replace-one"
+    assert dominating_pld(mechanism, max_epsilon=1.0, points=2, num_samples=2048).adjacency == "replace-one"
 
 
 @pytest.mark.parametrize("interval", [INTERVAL, 1e-4])

@@ -35,8 +35,7 @@ def exact_delta(m: int, p: float, sigma: float, epsilon: float, direction: str) 
     empty = stats.norm.pdf(grid, 0, sigma)
     density = p * empty + (1 - p) * absent
     rate = np.divide(p * empty, density, out=np.zeros_like(density), where=density > 0)
-    term = _sampled_gaussian(rate, sigma, epsilon, direction)
-    return float(np.trapezoid(density * term, grid))
+    return float(np.trapezoid(density * _sampled_gaussian(rate, sigma, epsilon, direction), grid))
 
 
 def _sampled_gaussian(rate, sigma: float, epsilon: float, direction: str):

@@ -104,8 +104,7 @@ def test_the_chance_of_truncation_is_the_largest_that_the_past_allows():
     truncation, p = scheme.independent_truncation, scheme.sampling_probability
     allowed, eligible = 2.0**-50 / 1000, 1 / (1 + 63 * p)
     most = next(k for k in range(46_000, 51_200) if stats.binom.sf(k, 51_199, eligible) <= allowed)
-    exceeded = 1000 * stats.binom.sf(most, 51_199, eligible)
-    assert truncation.beyond == pytest.approx(exceeded, rel=1e-6, abs=0)
+    assert truncation.beyond == pytest.approx(1000 * stats.binom.sf(most, 51_199, eligible), rel=1e-6, abs=0)
     assert 0 < truncation.beyond <= 2.0**-50
     assert set(truncation.chances) == {truncation.chances[0]}
     assert stats.binom.sf(79, most, p) <= truncation.chances[0] < stats.binom.sf(79, most + 1, p)

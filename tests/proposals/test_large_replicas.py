@@ -84,8 +84,7 @@ def slope(mechanism):
     step, found = 1e-4, []
     for sign in (1, -1):
         sigma = mechanism.noise_multiplier * math.exp(-sign * step / 2)
-        at = Mechanism(mechanism.scheme, mechanism.strategy, sigma)
-        found.append(log_normalizer(at))
+        found.append(log_normalizer(Mechanism(mechanism.scheme, mechanism.strategy, sigma)))
     return (found[0] - found[1]) / (2 * step)
 
 

@@ -89,8 +89,7 @@ def test_large_jobs_have_no_table():
         (BalancedMinSep(100_000, 64, 1), 32, True),  # at most one participation
         (BalancedMinSep(100_000, 64, 1), 64, False),
     ):
-        mechanism = Mechanism(scheme, BandedToeplitz.square_root(bands), 0.4)
-        assert (scheme.replicas(mechanism) is not None) == has
+        assert (scheme.replicas(Mechanism(scheme, BandedToeplitz.square_root(bands), 0.4)) is not None) == has
 
 
 @pytest.mark.parametrize(
@@ -120,8 +119,7 @@ def test_poisson_against_pld_at_small_deltas(delta, key):
     n, p, sigma = 60, 0.1, 1.0
     mechanism = Mechanism(Poisson(n, p), BandedToeplitz((1.0,)), sigma)
     epsilon = pld_distribution(sigma, p, n, "remove").get_epsilon_for_delta(delta)
-    found = family_candidates("replicas", mechanism, epsilon)
-    best = min(found, key=lambda proposal: proposal.log_scale)
+    best = min(family_candidates("replicas", mechanism, epsilon), key=lambda proposal: proposal.log_scale)
     exact = pld_delta(sigma, p, n, epsilon, "remove")
     terms = weighted_terms(draws_of(best, direction_key(key, "remove"), 400), "remove", epsilon)
     error = terms.std() / math.sqrt(terms.size)

@@ -102,8 +102,7 @@ def test_the_command_makes_the_matrix_that_was_recommended(found):
     )
     # Bands that were left out were there when it was made.
     problems = [Problem(**numbers, bands=bands, strategy="amplified") for bands in (2, 4)]
-    built = [problem.build(Target(**AT)) for problem in problems]
-    assert (row.scheme, row.strategy) in built
+    assert (row.scheme, row.strategy) in [problem.build(Target(**AT)) for problem in problems]
     refused("strategy must not be amplified here", lambda: problems[0].build())
 
 
@@ -356,8 +355,7 @@ def test_at_most_one_participation_takes_any_matrix():
     assert "at most one participation, 2 buffers (BLT)" in chosen.describe()
     banded = [row for row in found.candidates if row.matrix != "buffered"]
     assert chosen.error < 0.62 * min(row.error for row in banded)
-    mechanism = Mechanism(chosen.scheme, chosen.strategy, chosen.noise_multiplier)
-    assert not mechanism.is_upper_bound
+    assert not Mechanism(chosen.scheme, chosen.strategy, chosen.noise_multiplier).is_upper_bound
 
 
 @pytest.mark.parametrize(
@@ -383,8 +381,7 @@ def test_estimates_of_inverses_are_near_the_truth():
     rows = recommend(**SMALL | {"epsilon": 8.0}, memory_copies=0).candidates
     overlapping = [row for row in rows if row.scheme.min_separation == 2 and row.strategy.named_bands == 2]
     for row in overlapping:
-        true = true_noise(row.scheme, row.strategy, 8.0, SMALL["delta"])
-        assert 0.95 < row.noise_multiplier / true < 1.1
+        assert 0.95 < row.noise_multiplier / true_noise(row.scheme, row.strategy, 8.0, SMALL["delta"]) < 1.1
     assert len(overlapping) == 1
 
 

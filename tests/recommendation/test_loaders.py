@@ -78,8 +78,7 @@ def test_replace_one_is_ranked_at_its_own_noise(scheme):
     assert white is not None
     name = "pld" if scheme == "poisson" else "unamplified"
     for factor, is_enough in ((0.97, False), (1.01, True)):
-        noise = factor * white.noise_multiplier
-        step = Mechanism(white.scheme, white.strategy, noise, "replace-one")
+        step = Mechanism(white.scheme, white.strategy, factor * white.noise_multiplier, "replace-one")
         assert (delta_by(name, step, 4.0) <= 1e-5) == is_enough
     if scheme == "poisson":
         assert 1.05 < white.noise_multiplier / zero_out.one_band.noise_multiplier < 2

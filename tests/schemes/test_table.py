@@ -94,8 +94,7 @@ def test_the_likelihood_of_every_kind_of_table_is_that_of_its_walks(lockout, tur
         walks = SimpleNamespace(name="custom", iterations=7, join=given, lockout=lockout, turns=turns)
         walks.start, walks.keep = start.tolist(), keep
         patterns, weights = enumeration.vectors(walks)
-        wanted = np.log(weights @ np.exp(patterns @ ratios))
-        np.testing.assert_allclose(found, wanted, rtol=1e-12, atol=1e-12)
+        np.testing.assert_allclose(found, np.log(weights @ np.exp(patterns @ ratios)), rtol=1e-12, atol=1e-12)
 
 
 def test_little_noise_is_not_certified_for_units_that_start_at_different_steps():
@@ -172,8 +171,7 @@ def test_two_replicas_against_enumeration(scheme, key):
 def overlap_of_pairs(scheme, sigma, key, samples):
     """(mean overlap of drawn pairs, its standard error, d ln Z_2 / d(1 / sigma^2) by differences)."""
     strategy = ja.BandedToeplitz.square_root(min(3, scheme.min_separation))
-    mechanism = ja.Mechanism(scheme, strategy, sigma)
-    arrays = pairs.tables(mechanism)
+    arrays = pairs.tables(ja.Mechanism(scheme, strategy, sigma))
     both, one, _ = jax.jit(lambda key, arrays: pairs.draw_with_one(key, scheme, arrays, samples))(key, arrays)
     columns = enumeration.strategy_matrix(
         strategy.coefficients, scheme.iterations + strategy.bands, scheme.iterations

@@ -121,8 +121,7 @@ def test_tables_have_the_exact_distribution(p):
         trials: dict[int, list[int]] = {}
         for count, distribution in table_distributions(arrays, at):
             assert sum(distribution.values()) == 2**62
-            values = np.array(list(distribution))
-            exact = stats.binom.pmf(values, count, chance)
+            exact = stats.binom.pmf(np.array(list(distribution)), count, chance)
             drawn = np.array([float(weight) for weight in distribution.values()]) / 2.0**62
             assert np.all(np.abs(drawn - exact) <= exact * (relative + 1e-11) + variation)
             trials.setdefault(len(trials), []).append(count)
@@ -203,8 +202,7 @@ def test_counts_given_batch_sizes(scheme, direction, key):
     most = scheme.max_batch_size
     sizes = np.arange(scheme.iterations) % 3 * 2 + most - 2  # some below the maximum, some above
     tiled = np.tile(sizes.astype(np.int32), (40_000, 1))
-    draw_counts = jax.jit(scheme.draw_counts, static_argnums=(1, 2))
-    drawn = draw_counts(key, 40_000, direction, tiled)
+    drawn = jax.jit(scheme.draw_counts, static_argnums=(1, 2))(key, 40_000, direction, tiled)
     distribution = count_distribution(scheme, sizes, *((2, 1) if direction == "remove" else (-1, 0)))
     assert chi_square_p_value(np.asarray(drawn).astype(int), distribution) > FALSE_ALARM
 
@@ -390,8 +388,7 @@ def test_batch_sizes_of_the_production_case(key):
 @pytest.mark.parametrize("direction", ["remove", "add"])
 def test_plain_draws_give_the_exact_delta(direction, key):
     """n = 1: the interval of the estimate holds the integral; false alarm 1e-6."""
-    scheme = ja.TruncatedBMinSep(1, 1, 0.4, 4, 8)
-    mechanism = ja.Mechanism(scheme, ja.BandedToeplitz.identity(), 0.7)
+    mechanism = ja.Mechanism(ja.TruncatedBMinSep(1, 1, 0.4, 4, 8), ja.BandedToeplitz.identity(), 0.7)
     exact = pair_delta(7, 0.4, 4, 0.7, 0.8, direction)
     draws = draws_of(plain(mechanism, direction), key, 1500)
     sign = 1 if direction == "remove" else -1
@@ -422,5 +419,4 @@ def test_from_calibration_to_batches(tmp_path, key):
     assert "truncated to uniformly random subsets" in again.statement()
     assert plan.expected_batch_size is not None and 25 < plan.expected_batch_size < 30
     sampler = Sampler.from_plan(again)
-    sizes = [sampler.next().size for _ in range(24)]
-    assert max(sizes) == 30
+    assert max([sampler.next().size for _ in range(24)]) == 30

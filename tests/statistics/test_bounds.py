@@ -132,8 +132,7 @@ def test_anytime_rule_by_dynamic_programming(theta, q):
 
     The lower end is what a rule that forgets log(1/q), or bets against the wrong mean, cannot pass.
     """
-    pilot = coins(round(300 * theta), 1000 - round(300 * theta))
-    bets, weights = bounds.default_bets(theta, pilot)
+    bets, weights = bounds.default_bets(theta, coins(round(300 * theta), 1000 - round(300 * theta)))
 
     def rule(counts):
         return bounds.accepts(counts, theta, q, bets, weights)
@@ -146,8 +145,7 @@ def test_a_stolen_pilot_would_break_it():
     theta, q = 0.1, 0.05
 
     def rule(counts):
-        bet = bounds.default_bets(theta, counts)[0][:1]
-        return bounds.accepts(counts, theta, q, bet, np.ones(1))
+        return bounds.accepts(counts, theta, q, bounds.default_bets(theta, counts)[0][:1], np.ones(1))
 
     assert chance_of_ever_accepting(rule, theta, 4000, every=20) > 1.5 * q
 
@@ -242,13 +240,11 @@ def test_predicted_samples():
     bets, weights = bounds.default_bets(0.01, pilot)
     for factor, verdict in ((1.05, True), (0.95, False)):
         s = round(factor * predicted / 200) * 200
-        counts = coins(s // 200, s - s // 200)
-        assert bounds.accepts(counts, 0.01, q, bets, weights) == verdict
+        assert bounds.accepts(coins(s // 200, s - s // 200), 0.01, q, bets, weights) == verdict
     assert bounds.predicted_samples(0.004, pilot, q) == math.inf
     assert bounds.predicted_samples(0.01, coins(0, 0), q) == math.inf
     assert bounds.predicted_samples(1.0, pilot, q) == 0
-    zeros = bounds.predicted_samples(1e-9, coins(0, 10), q)
-    assert zeros == pytest.approx(math.log(2 / q) / 1e-9, rel=1e-6)
+    assert bounds.predicted_samples(1e-9, coins(0, 10), q) == pytest.approx(math.log(2 / q) / 1e-9, rel=1e-6)
 
 
 @pytest.mark.parametrize("distribution", [*DISTRIBUTIONS, "coin", "zero"])

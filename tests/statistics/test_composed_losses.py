@@ -63,8 +63,7 @@ def test_each_number_of_large_losses_is_counted(monkeypatch):
         assert bound - remainder <= MARGIN * exact and bound >= exact
     curve = sampled_gaussian(reference.sigma, reference.q)[0]
     small = Part(Restricted(curve, shares[1] * reference.epsilon, above=False), reference.steps)
-    none = sums_of([small], reference.epsilon)
-    assert none.bound(reference.epsilon) < 0.97 * float(reference.delta)
+    assert sums_of([small], reference.epsilon).bound(reference.epsilon) < 0.97 * float(reference.delta)
 
 
 @pytest.mark.parametrize("cut", [-0.4, 0.0, 0.3, 1.5])
@@ -76,8 +75,7 @@ def test_two_steps_are_the_sum_over_who_is_large(cut):
     found = [sums_of(case, epsilon).bound(epsilon) for case in cases]
     exact = float(gaussian(epsilon, mpmath.sqrt(2)))
     assert exact <= found[0] + 2 * found[1] + found[2] <= 1.005 * exact
-    tail = scipy.special.ndtr(0.5 - cut)
-    assert large.total == pytest.approx(tail, rel=2e-3)  # of the pair that dominates
+    assert large.total == pytest.approx(scipy.special.ndtr(0.5 - cut), rel=2e-3)  # of the pair that dominates
 
 
 def settings_at_random(seed):
@@ -233,8 +231,7 @@ def test_directions_are_composed_apart():
     curves = sampled_gaussian(0.8, 0.2)
     whole = composed_delta(((curves, 6),), 2.0)
     assert whole == max(divergence_bound([Part(curve, 6)], 2.0) for curve in curves)
-    swapped = composed_delta(((curves[::-1], 6),), 2.0)
-    assert swapped == whole
+    assert composed_delta(((curves[::-1], 6),), 2.0) == whole
     assert divergence_bound([Part(curves[0], 3), Part(curves[1], 3)], 2.0) < whole
 
 
@@ -319,8 +316,7 @@ def test_chords_are_raised_by_what_deltas_may_be_off_by():
     raised = chord_masses(deltas, np.full(3, 1e-3), step)
     assert raised[1] == pytest.approx(0.401 + 0.052 / math.expm1(step), rel=1e-12)
     assert raised[-1] == 0.351
-    falling = chord_masses(np.array([0.1, 0.1, 0.05]), np.zeros(3), 1.0)
-    assert np.all(np.diff(falling) <= 0)
+    assert np.all(np.diff(chord_masses(np.array([0.1, 0.1, 0.05]), np.zeros(3), 1.0)) <= 0)
 
 
 def test_a_curve_that_is_low_by_its_stated_error_still_gives_a_bound():
@@ -403,8 +399,7 @@ def test_errors_of_tails_are_in_a_curve(monkeypatch):
 
 @pytest.mark.parametrize("q", [1.0, 0.5])
 def test_losses_beyond_the_integers_of_a_lattice_are_infinite(q):
-    curve = sampled_gaussian(1e-3, q)[0]
-    assert divergence_bound([Part(curve, 10**12)], 1e-3) == 1.0
+    assert divergence_bound([Part(sampled_gaussian(1e-3, q)[0], 10**12)], 1e-3) == 1.0
 
 
 def test_restricted_curves_add_up():
@@ -455,8 +450,7 @@ def test_coarse_and_short_lattices_give_bounds(points, cut, monkeypatch):
     monkeypatch.setattr(composed_losses, "CUT", cut)
     rng = np.random.default_rng(1)
     for epsilon in rng.uniform(0.2, 6.0, 8):
-        exact = gaussian(float(epsilon), math.sqrt(1000) / 30)
-        assert divergence_bound(PARTS, float(epsilon)) >= exact
+        assert divergence_bound(PARTS, float(epsilon)) >= gaussian(float(epsilon), math.sqrt(1000) / 30)
 
 
 def test_a_hull_of_upper_bounds_is_between_curve_and_bounds():

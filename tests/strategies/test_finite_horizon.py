@@ -118,8 +118,7 @@ def test_a_certified_plan_is_private_and_the_extended_one_is_not_certified():
     whole = ja.BandedToeplitz(coefficients)
 
     def delta(rows):
-        both = [tuples.two_step_delta(scheme, coefficients, sigma, 1.0, way, rows) for way in DIRECTIONS]
-        return max(both)
+        return max([tuples.two_step_delta(scheme, coefficients, sigma, 1.0, way, rows) for way in DIRECTIONS])
 
     assert 0.85 * 0.05 <= delta(2) <= 0.95 * 0.05 < 0.05 < delta(3)
     target = dict(epsilon=1.0, delta=0.05, noise_multiplier=sigma, key=jax.random.key(5))

@@ -97,8 +97,7 @@ def test_exact_deltas_are_bounded(strategy, direction, key):
 def test_banded_is_exact(scheme, x64):
     """With no more bands than the separation the bound is the likelihood ratio, whatever the class."""
     banded = ja.BandedToeplitz.square_root(2)
-    rng = np.random.default_rng(0)
-    outputs = rng.normal(size=(6, scheme.iterations))
+    outputs = np.random.default_rng(0).normal(size=(6, scheme.iterations))
     wanted = ja.privacy_loss(ja.Mechanism(scheme, banded, 0.7), outputs)
     same = ja.Mechanism(scheme, ja.Toeplitz(banded.coefficients), 0.7)
     assert not same.is_upper_bound
@@ -159,8 +158,7 @@ def test_the_fallback_covers_overlaps():
     x[::3] = 1
     cross = float(ja.Mechanism(scheme, strategy, 1.0).cross_terms)
     exact = np.linalg.norm(matrix @ x)
-    bound = np.sqrt(3 * (1 + 2 * cross))
-    assert exact <= bound < 1.5 * exact
+    assert exact <= np.sqrt(3 * (1 + 2 * cross)) < 1.5 * exact
     mechanisms = (ja.Mechanism(scheme, each, 2.0) for each in (strategy, ja.BandedToeplitz.identity()))
     overlapping, white = (best_accountant(mechanism, 1.0)[1] for mechanism in mechanisms)
     assert overlapping > white
@@ -177,8 +175,7 @@ def test_certified_and_stored(tmp_path, capsys):
     assert plan.certified and plan.is_sampled and "upper bound" in plan.statement()
     assert plan.verdict.remove.proposal == "replicas:2"
     plan.save(tmp_path / "plan.json")
-    again = ja.Plan.load(tmp_path / "plan.json")
-    assert again.mechanism == plan.mechanism
+    assert ja.Plan.load(tmp_path / "plan.json").mechanism == plan.mechanism
     assert exit_code("show", tmp_path / "plan.json") == 0 and "upper bound" in capsys.readouterr().out
     names = {
         direction: {c.proposal.name for c in candidates(plan.mechanism, 2.0, direction, Budget.split(1e-3))}
@@ -190,8 +187,7 @@ def test_certified_and_stored(tmp_path, capsys):
     assert not profile.lower.any() and np.all(profile.upper > 0)
     for kind in (long_tail(60), some_dense(60)):
         other = forged(plan, mechanism=ja.Mechanism(scheme, kind, 3.0))
-        stored = as_json(other)["claim"]["strategy"]
-        assert STRATEGIES[kind.kind].from_json(stored) == kind
+        assert STRATEGIES[kind.kind].from_json(as_json(other)["claim"]["strategy"]) == kind
 
 
 def test_bad_input():

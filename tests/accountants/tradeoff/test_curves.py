@@ -47,8 +47,7 @@ def test_duality_and_symmetry(curve):
     level = np.linspace(0, 1, 4001) ** 2  # the points of a slope below -1 are near 0
     gains = 1 - curve(level)
     for epsilon in (0.0, 0.3, 2.0):
-        conjugate = np.max(gains - math.exp(epsilon) * level)
-        assert conjugate == pytest.approx(curve.delta(epsilon), abs=2e-5)
+        assert np.max(gains - math.exp(epsilon) * level) == pytest.approx(curve.delta(epsilon), abs=2e-5)
         swapped = math.exp(float(curve.log_delta(-epsilon)))
         assert swapped == pytest.approx(1 - math.exp(-epsilon) * (1 - curve.delta(epsilon)), rel=1e-9)
 
@@ -83,8 +82,7 @@ def test_groups():
     assert found == pytest.approx(0.5575867798, rel=1e-9) == Gaussian(1.5)(0.05)
     pure = EpsilonDelta(0.4, 1e-3).group(3)
     assert pure.delta(1.2) == pytest.approx(1e-3 * math.expm1(1.2) / math.expm1(0.4), rel=1e-9)
-    thin = Subsampled(Gaussian(1.0), 0.2)
-    chain = thin.group(2)
+    chain = Subsampled(Gaussian(1.0), 0.2).group(2)
     # The profile of the group is never below the conjugate of the exact composition of functions.
     level = np.linspace(0, 1, 2001) ** 2
     for epsilon in (0.0, 0.5, 1.0):
@@ -201,8 +199,7 @@ def test_a_composed_mixture_is_just_above_its_expansion():
     """(G_1 + G_2)/2 composed three times is a mixture over binomial counts."""
     part = GaussianMixture(np.array([1.0, 2.0]), np.array([0.5, 0.5]))
     mus = np.array([math.sqrt(k + 4 * (3 - k)) for k in range(4)])
-    weights = np.array([math.comb(3, k) / 8 for k in range(4)])
-    exact = GaussianMixture(mus, weights)
+    exact = GaussianMixture(mus, np.array([math.comb(3, k) / 8 for k in range(4)]))
     above = compose([(part, 3)]).delta([0.0, 1.0, 5.0]) - exact.delta([0.0, 1.0, 5.0])
     assert (above >= 0).all() and (above < 1e-3).all()
 

@@ -149,10 +149,8 @@ def test_constrained_windows_by_the_central_limit():
         bound = run(p, sensitivity, eta).bounds[1]
         assert bound.theorem == "theorem 4.10" and abs(bound.window - window) <= max(3, 0.02 * window)
         assert bound.clt_mu() == pytest.approx(mu, rel=1e-4)
-        better = run(p, sensitivity, eta, noise_split=None).bounds[1]
-        assert better.clt_mu() <= bound.clt_mu() * (1 + 1e-9)
-    thin = run(0.0025, 0.25, 0.1).bounds[1]
-    assert abs(thin.window - 7241.84) < 100
+        assert run(p, sensitivity, eta, noise_split=None).bounds[1].clt_mu() <= bound.clt_mu() * (1 + 1e-9)
+    assert abs(run(0.0025, 0.25, 0.1).bounds[1].window - 7241.84) < 100
 
 
 STRONGLY_CONVEX = dict(batch_size=100, num_examples=10000, stepsize=0.01, noise_std=1.0)

@@ -232,8 +232,7 @@ def test_printed_numbers_of_the_distributions():
     assert_distribution(pmf, {y: Fraction(*p) for y, p in expected.items()})
     from jaxacct.accountants.tradeoff.generalized_dpsgd.participation import round_hits
 
-    hits = round_hits(12, 3, 2, 4)
-    assert hits == [Fraction(1, 33), Fraction(1, 3), Fraction(17, 33), Fraction(4, 33)]
+    assert round_hits(12, 3, 2, 4) == [Fraction(1, 33), Fraction(1, 3), Fraction(17, 33), Fraction(4, 33)]
     q = 1 - float(round_hits(50000, 1, 500, 4)[0])
     assert q == pytest.approx(0.0394051544, rel=1e-8) and 100 * q == pytest.approx(3.9405154413, rel=1e-9)
     assert 100 * (1 - float(round_hits(1000, 1, 10, 5)[0])) == pytest.approx(4.9106294283, rel=1e-6)
