@@ -243,8 +243,7 @@ def test_truncated_batches_need_a_data_set_and_no_composition():
 def test_what_is_spent_on_sizes_is_not_spent_again():
     """A budget of all of delta leaves nothing for batches that are truncated, or too large."""
     all_of_it = ja.Budget.split(1e-3)
-    stopping = analytic(TRUNCATED, 2.0, 1e-3, dataset_size=500)
-    for plan in (truncated_plan(TRUNCATED, 2.0), stopping):
+    for plan in (truncated_plan(TRUNCATED, 2.0), analytic(TRUNCATED, 2.0, 1e-3, dataset_size=500)):
         assert loaded(plan).certified and 0 < plan.claim.reserved < 1e-5
         spent = dataclasses.replace(plan, claim=claim_with(plan.claim, budget=all_of_it))
         refused("the budget spends", loaded, spent)

@@ -203,8 +203,7 @@ def test_jax_privacys_sampler_has_the_distribution_of_the_scheme(scheme):
 
 def test_poisson_without_barring_has_no_warm_start():
     """jax-privacy fails to make the warm start of a separation of 1; it is the cold one's distribution."""
-    selection = batch_selection(BMinSep(4, 1, 0.5))
-    assert [batch.size for batch in selection.batch_iterator(0, rng=0)] == [0] * 4
+    assert [batch.size for batch in batch_selection(BMinSep(4, 1, 0.5)).batch_iterator(0, rng=0)] == [0] * 4
 
 
 def test_parts_of_equal_size_are_refused_as_the_others_give_an_example_away():

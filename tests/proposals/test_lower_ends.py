@@ -74,8 +74,7 @@ def test_weights_are_rounded_down():
 def test_losses_that_are_bounded_have_no_lower_end(examples, monkeypatch):
     """Attack: as if they were exact, an interval could lie above the divergence. Low is 0 instead."""
     mechanism = bounded(examples, 0.9 if examples == 2 else 1.6, monkeypatch)
-    names = ["plain", "replicas:1", "replicas:6"] if examples > 2 else ["plain", "replicas:4"]
-    for name in names:
+    for name in ["plain", "replicas:1", "replicas:6"] if examples > 2 else ["plain", "replicas:4"]:
         assert for_lower_ends(proposal_by_name(mechanism, 1.0, "remove", name)) is None
     if examples == 2:
         plain = proposal_by_name(mechanism, 0.2, "remove", "plain")

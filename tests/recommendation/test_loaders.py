@@ -91,8 +91,7 @@ def test_replace_one_is_ranked_at_its_own_noise(scheme):
 
 def test_one_band_of_a_named_sampler_is_kept():
     for scheme in ("balls-in-bins", "b-min-sep"):
-        found = recommend(**SHORT, bands=1, scheme=scheme)
-        assert {row.scheme.name for row in found.candidates} == {scheme}
+        assert {row.scheme.name for row in recommend(**SHORT, bands=1, scheme=scheme).candidates} == {scheme}
 
 
 def test_one_band_of_redrawn_bins_is_certified_without_an_estimate():

@@ -448,8 +448,7 @@ def test_coarse_and_short_lattices_give_bounds(points, cut, monkeypatch):
     monkeypatch.setattr(composed_losses, "_MIN_POINTS", points)
     monkeypatch.setattr(composed_losses, "_MAX_POINTS", 2 * points)
     monkeypatch.setattr(composed_losses, "CUT", cut)
-    rng = np.random.default_rng(1)
-    for epsilon in rng.uniform(0.2, 6.0, 8):
+    for epsilon in np.random.default_rng(1).uniform(0.2, 6.0, 8):
         assert divergence_bound(PARTS, float(epsilon)) >= gaussian(float(epsilon), math.sqrt(1000) / 30)
 
 
