@@ -1,7 +1,4 @@
-"""Balls-in-bins with C = I: quadrature, enumeration of lattices, Monte Carlo, an attack.
-
-False alarms: every statistical test states its own, 1e-6.
-"""
+"""Balls-in-bins with C = I: quadrature, enumeration, Monte Carlo (false alarms: 1e-6 a test), an attack."""
 
 import functools
 import itertools

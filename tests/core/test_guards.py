@@ -191,11 +191,7 @@ def test_the_largest_batch_is_that_of_the_binomial_distribution():
 
 
 def ladder(monkeypatch, verdict, covered=lambda mechanism: True, fallback=100):
-    """(exponent, share) of what was verified, and what `calibrate` released: (exponent, evidence).
-
-    Args:
-      verdict: exponent -> whether it is certified.
-    """
+    """What was verified, (exponent, share), and released, (exponent, evidence), by a verdict of exponents."""
     asked = []
 
     def exponent_of(mechanism):

@@ -1,5 +1,4 @@
-"""Batches truncated to a maximum: the reserve against the exact pair of arXiv 2602.09338, appendix D; the
-trainer."""
+"""Batches truncated to a maximum: the trainer, and the reserve against arXiv 2602.09338's appendix D."""
 
 import dataclasses
 import itertools

@@ -45,9 +45,7 @@ def test_tree_sum(size):
 
 
 def test_gradients_flow(x64):
-    """Tangents of L are minorants (proofs/derivations.md, 9), so the recurrence must differentiate, p = 1
-    included.
-    """
+    """Tangents of L are minorants (proofs/derivations.md, 9): it must differentiate, also at p = 1."""
     for p in (0.2, 1.0):
         gradient = jax.jit(jax.grad(BMinSep(10, 3, p).log_likelihood_ratios))(np.zeros(10))
         assert np.all(np.isfinite(gradient))

@@ -172,12 +172,7 @@ def strategy_matrix(coefficients, rows: int, columns: int) -> np.ndarray:
 
 
 def log_mixture(distribution, dense, sigma: float, outputs: np.ndarray) -> np.ndarray:
-    """ln of the density of `C x + sigma z` over that of `sigma z` at (batch, rows) outputs.
-
-    Args:
-      distribution: {x: probability}.
-      dense: C, (rows, n).
-    """
+    """ln of the density of `C x + sigma z`, C `dense`, over that of `sigma z` at (batch, rows) outputs."""
     patterns, weights = arrays(distribution)
     means = patterns @ dense.T
     exponents = (outputs @ means.T - (means**2).sum(1) / 2) / sigma**2 + np.log(weights)

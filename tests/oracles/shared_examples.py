@@ -17,8 +17,7 @@ def edges(m: int) -> tuple[list[int], list[int]]:
 
 
 def second_batch(m: int, p: float) -> np.ndarray:
-    """(m + 1,) the distribution of the number of others in the second batch when example 0 was not sampled at
-    step 1."""
+    """(m + 1,) the distribution of others in the second batch when example 0 was not sampled at step 1."""
     return stats.binom.pmf(np.arange(m + 1), m, p * (1 - p))
 
 

@@ -1,5 +1,4 @@
-"""Users with several independently drawn examples: everything against enumeration over all tuples of
-vectors."""
+"""Users with several independently drawn examples, against enumeration over all tuples of vectors."""
 
 import math
 from fractions import Fraction

@@ -10,9 +10,7 @@ from tests.oracles.settings import PRODUCTION
 
 
 def test_counts_of_the_production_setting(key):
-    """Participation counts 0..4 have probability 0.4053, 0.3777, 0.1637, 0.0438, 0.0081
-    (proofs/derivations.md, 7).
-    """
+    """Counts 0..4 have probability 0.4053, 0.3777, 0.1637, 0.0438, 0.0081 (proofs/derivations.md, 7)."""
     num = 20_000
     draw = jax.jit(lambda k: PRODUCTION.draw_participation(k, 2000).sum(axis=1))
     counts = np.concatenate([np.asarray(draw(k)) for k in jax.random.split(key, num // 2000)])

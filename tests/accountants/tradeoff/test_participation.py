@@ -32,10 +32,7 @@ from tests.refusals import refused
 
 
 def hits(n, m, s, g):
-    """{hit terms of each round: probability} of a shuffled epoch, and of one of independent rounds.
-
-    By all places that g records can have.
-    """
+    """{hit terms of each round: probability}, shuffled and independent, by all places of g records."""
     shuffled, one, share = Counter(), Counter(), Fraction(1, math.comb(n, g))
     for places in itertools.combinations(range(n), g):
         per_round = Counter(term // m for term in {place // s for place in places})
