@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 
 import jaxacct as ja
+from jaxacct.strategies import worst_pattern
 from jaxacct.strategies.worst_pattern import Patterns, squared_sensitivity
 from tests.oracles.enumeration import allowed_steps, max_square_norm, strategy_matrix
 from tests.refusals import refused
@@ -41,7 +42,7 @@ def test_bounds_enclose_every_pattern(monkeypatch):
         assert exact <= upper
         ratios.append(upper / exact)
         with monkeypatch.context() as patch:
-            patch.setattr(ja.worst_pattern, "MAX_ROWS", 0)
+            patch.setattr(worst_pattern, "MAX_ROWS", 0)
             assert exact <= squared_sensitivity.__wrapped__(strategy, p)
     assert max(ratios) < 1.1 and np.mean(np.array(ratios) < 1 + 1e-9) > 0.95
 
