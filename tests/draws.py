@@ -41,3 +41,18 @@ def divergence_interval(
     low, high = mean_interval(bounds.bin_terms(np.minimum(terms, 1.0)), false_alarm)
     slack = proposal.relative_error + proposal.total_variation + 1e-4
     return scale * low * (1 - slack), scale * high * (1 + slack)
+
+
+def trained(scheme, size: int, seed: int) -> np.ndarray:
+    """(size, iterations) participations in the batches that a scheme draws."""
+    generator = np.random.default_rng(seed)
+    batches = scheme.batches(size, generator)
+    steps = [np.bincount(batches.draw(i, generator), minlength=size) for i in range(scheme.iterations)]
+    return np.stack(steps, axis=1)
+
+
+def drawn_by(sampler, size: int) -> np.ndarray:
+    """(size, iterations) participations in all batches of a trainer's sampler."""
+    return np.stack(
+        [np.bincount(sampler.next(), minlength=size) for _ in range(sampler.scheme.iterations)], 1
+    )

@@ -17,19 +17,11 @@ def proposal_by_name(mechanism, epsilon, direction, name, *, composed=None):
     return registry.build(setting, ProposalSpec.parse(name))
 
 
-def replica_proposal(mechanism, m, epsilon, times=1):
-    """The proposal of m replicas at a multiple of the sampling probability."""
-    parameters = (m,) if times == 1 else (m, times)
-    setting = Setting(mechanism, epsilon, Direction.REMOVE, None)
-    return registry.build(setting, ProposalSpec("replicas", parameters))
-
-
 def family_candidates(family, mechanism, epsilon, samples_needed=None, *, direction=None, composed=None):
     """The candidates of one family, in its own direction unless one is given."""
     entry = registry.FAMILIES[family]
     setting = Setting(mechanism, epsilon, Direction(direction or entry.directions[0]), composed)
-    module = importlib.import_module(f"jaxacct.proposals.{entry.module}")
-    return module.candidates(setting, samples_needed)
+    return importlib.import_module(f"jaxacct.proposals.{entry.module}").candidates(setting, samples_needed)
 
 
 def normalizer_of_two(mechanism) -> float:

@@ -37,17 +37,14 @@ def measured_error(key, mechanism: Mechanism, replicas: int = 1) -> float:
     normals = _normals(key, strategy, scheme.iterations)
     participations, batch_sizes = _probe(key, tables, scheme, replicas)
     worst = 0.0
-    losses, exact_losses = (
-        (_mirrored, _exact_mirrored) if mechanism.is_replace_one else (_losses, _exact_losses)
-    )
+    given = loss_of_mirrored if mechanism.is_replace_one else loss_of_scores, scheme, strategy
     for participation in participations:
         sigma = mechanism.noise_multiplier
-        single = np.asarray(losses(scheme, strategy, sigma, normals, participation, batch_sizes))
+        single = np.asarray(_losses(*given, sigma, normals, participation, batch_sizes))
         with jax.enable_x64(True):
-            exact = exact_losses(
-                scheme,
-                strategy,
-                np.float64(mechanism.noise_multiplier),
+            exact = _exact_losses(
+                *given,
+                np.float64(sigma),
                 tuple(np.asarray(part, np.float64) for part in normals),
                 np.asarray(participation, np.float64),
                 batch_sizes,
@@ -92,20 +89,13 @@ def _cut_participations(key, counts_key, tables, scheme):
     return *(scheme.draw_counts(counts_key, size, side, batch_sizes) for side in DIRECTIONS), batch_sizes
 
 
-def _losses_of(scheme, strategy, sigma, normals, participation, batch_sizes):
+def _losses_of(loss, scheme, strategy, sigma, normals, participation, batch_sizes):
     drawn = strategy.scores_from_normals(normals, scheme.iterations, sigma, participation)
-    return loss_of_scores(scheme, strategy, drawn, sigma, Direction.REMOVE, batch_sizes)
+    return loss(scheme, strategy, drawn, sigma, Direction.REMOVE, batch_sizes)
 
 
-def _mirrored_of(scheme, strategy, sigma, normals, participation, batch_sizes):
-    drawn = strategy.scores_from_normals(normals, scheme.iterations, sigma, participation)
-    return loss_of_mirrored(scheme, strategy, drawn, sigma, Direction.REMOVE, batch_sizes)
-
-
-_losses = jax.jit(_losses_of, static_argnums=(0, 1))
-_exact_losses = jax.jit(_losses_of, static_argnums=(0, 1), compiler_options=QUICK)
-_mirrored = jax.jit(_mirrored_of, static_argnums=(0, 1))
-_exact_mirrored = jax.jit(_mirrored_of, static_argnums=(0, 1), compiler_options=QUICK)
+_losses = jax.jit(_losses_of, static_argnums=(0, 1, 2))
+_exact_losses = jax.jit(_losses_of, static_argnums=(0, 1, 2), compiler_options=QUICK)
 
 
 def measured_weight_error(key, mechanism: Mechanism, replicas: int) -> float:
@@ -120,7 +110,8 @@ def measured_weight_error(key, mechanism: Mechanism, replicas: int) -> float:
 
     def weights(losses, dtype, sigma):
         drawn = tuple(np.asarray(part, dtype) for part in normals), np.asarray(counts, dtype)
-        loss, single = (losses(each.scheme, each.strategy, sigma, *drawn, None) for each in (mechanism, one))
+        both = ((each.scheme, each.strategy, sigma, *drawn, None) for each in (mechanism, one))
+        loss, single = (losses(loss_of_scores, *given) for given in both)
         return np.asarray(loss - dtype(replicas) * single)
 
     sigma = mechanism.noise_multiplier

@@ -62,16 +62,14 @@ def test_randomized_response_is_its_two_answers(noise, buckets):
     ((curves, count),) = steps_of(dp_event.RandomizedResponseDpEvent(noise, buckets))
     p, q = answers(noise, buckets, 0), answers(noise, buckets, 1)
     assert_above(curves, p, q, 1 + 1e-9)
-    absent = np.full(buckets, 1 / buckets)
-    assert np.all(upper(curves[0]) >= hockey_stick(p, absent)) and count == 1
+    assert np.all(upper(curves[0]) >= hockey_stick(p, np.full(buckets, 1 / buckets))) and count == 1
 
 
 @pytest.mark.parametrize("rate", [0.5, 0.03, 1e-4])
 def test_sampled_chords_are_the_mixture(rate):
     """The attack: with the directions exchanged the add direction would have the losses of removal."""
     p, q = answers(0.3, 4, 0), answers(0.3, 4, 1)
-    sampled = dp.PoissonSampledDpEvent(rate, dp_event.RandomizedResponseDpEvent(0.3, 4))
-    ((curves, _),) = steps_of(sampled)
+    ((curves, _),) = steps_of(dp.PoissonSampledDpEvent(rate, dp_event.RandomizedResponseDpEvent(0.3, 4)))
     x, joined = rate * X, mixed(rate, p, q)
     assert_above(curves, joined, q, 1 + 1e-6, floor=1e-11, x=x)
     assert np.any(upper(curves[1], x) < hockey_stick(joined, q, x) - rate / 100)
@@ -120,8 +118,7 @@ def test_the_sample_of_a_composition_is_that_of_both_together():
 
 def test_epsilon_and_delta_is_the_worst_pair():
     p = np.array([0.01, 0.99 * math.e / (1 + math.e), 0.99 / (1 + math.e), 0.0])
-    event = event_of_head("EpsilonDeltaDpEvent", epsilon=1.0, delta=0.01)
-    ((curves, _),) = steps_of(event)
+    ((curves, _),) = steps_of(event_of_head("EpsilonDeltaDpEvent", epsilon=1.0, delta=0.01))
     assert_above(curves, p, p[::-1], 1 + 1e-9)
 
 
@@ -173,8 +170,7 @@ def test_the_best_of_several_runs_is_covered(shape):
     event = dp_event.RepeatAndSelectDpEvent(dp_event.RandomizedResponseDpEvent(noise, 3), mean, shape)
     ((curves, _),) = steps_of(event)
     for direction in itertools.permutations([best(p), best(q)]):
-        exact = hockey_stick(*direction)
-        assert np.all(upper(curves[0]) >= exact - 1e-12)
+        assert np.all(upper(curves[0]) >= hockey_stick(*direction) - 1e-12)
     ((single, _),) = steps_of(event.event)
     assert np.any(upper(single[0]) < hockey_stick(best(p), best(q)) - 1e-3)
 

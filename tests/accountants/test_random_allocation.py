@@ -1,7 +1,4 @@
-"""Balls-in-bins with C = I: quadrature, enumeration of lattices, Monte Carlo, an attack.
-
-False alarms: every statistical test states its own, 1e-6.
-"""
+"""Balls-in-bins with C = I: quadrature, enumeration, Monte Carlo (false alarms: 1e-6 a test), an attack."""
 
 import functools
 import itertools
@@ -19,6 +16,7 @@ from jaxacct.accountants.allocation.lognormal_sums import divergence_bound
 from jaxacct.accountants.tradeoff.curves.gaussian import gdp_delta
 from jaxacct.calibration.grid import Problem, smallest_bound
 from jaxacct.estimates.estimate import estimate_delta
+from tests.draws import trained
 from tests.oracles import enumeration
 from tests.oracles.settings import slow
 
@@ -42,7 +40,7 @@ def quadrature(mus, unused, epsilon):
     left = np.array([total * math.exp(epsilon) - unused])
     weights = np.ones(1)
     for mu in mus[:-1]:
-        z = np.linspace(-12, 12 + mu, 3000 if len(mus) == 2 else 700)
+        z = np.linspace(-12, 12 + mu, 60_000 if len(mus) == 2 else 700)
         x = np.exp(mu * z - mu * mu / 2)
         left = np.subtract.outer(left, x).ravel()
         weights = np.multiply.outer(weights, stats.norm.pdf(z) * (z[1] - z[0])).ravel()
@@ -51,11 +49,7 @@ def quadrature(mus, unused, epsilon):
 
 @pytest.mark.parametrize(
     ("mu", "unused", "epsilon", "log_exact"),
-    [
-        slow(6.7156, 0, 245.31, -556.35),
-        (7.3101, 10_000, 265.29, -589.85),
-        (3.2757, 0, 172.21, -1304.80),
-    ],
+    [slow(6.7156, 0, 245.31, -556.35), (7.3101, 10_000, 265.29, -589.85), (3.2757, 0, 172.21, -1304.80)],
 )
 def test_a_tail_beyond_float64(mu, unused, epsilon, log_exact):
     """One phase is a Gaussian: ln of its delta by mpmath. No bound is 0."""
@@ -172,12 +166,8 @@ def attack(scheme, sigma, epsilon, runs=200_000):
     Outputs of the example's gradient 1 and of 0, in NumPy alone; the event is "the mean over phases of
     likelihood ratios is above e^epsilon".
     """
-    generator = np.random.default_rng(11)
-    batches = scheme.batches(runs, generator)  # every example is a run of its own
-    x = np.zeros((runs, scheme.iterations))
-    for step in range(scheme.iterations):
-        x[batches.draw(step, generator), step] = 1.0
-    hits = []
+    generator, hits = np.random.default_rng(11), []
+    x = trained(scheme, runs, 12).astype(float)  # every example is a run of its own
     for signal in (x, 0 * x):
         y = signal + sigma * generator.standard_normal(x.shape)
         ratios = [
@@ -186,18 +176,15 @@ def attack(scheme, sigma, epsilon, runs=200_000):
         ]
         hits.append(int(np.sum(np.mean(ratios, axis=0) > math.exp(epsilon))))
     low = stats.beta.ppf(5e-7, hits[0], runs - hits[0] + 1)
-    high = stats.beta.isf(5e-7, hits[1] + 1, runs - hits[1])
-    return low - math.exp(epsilon) * high
+    return low - math.exp(epsilon) * stats.beta.isf(5e-7, hits[1] + 1, runs - hits[1])
 
 
 def test_an_attack_on_the_sampler_stays_below_and_beats_bins_drawn_anew():
     """Were the bin drawn anew in every cycle, cycles would be independent, and delta smaller than it is."""
     scheme, sigma, epsilon = BallsInBins(12, 3), 1.5, 1.0
     shown = attack(scheme, sigma, epsilon)
-    mechanism = Mechanism(scheme, IDENTITY, sigma)
-    assert shown <= ACCOUNTANTS["random-allocation"].delta(mechanism, epsilon)
-    generator = np.random.default_rng(5)
-    z = generator.standard_normal((400_000, 4, 3)) / sigma
+    assert shown <= ACCOUNTANTS["random-allocation"].delta(Mechanism(scheme, IDENTITY, sigma), epsilon)
+    z = np.random.default_rng(5).standard_normal((400_000, 4, 3)) / sigma
     z[:, :, 0] += 1 / sigma**2
     anew = np.prod(np.mean(np.exp(z - 0.5 / sigma**2), axis=2), axis=1)
     wrong = np.mean(np.maximum(0, 1 - math.exp(epsilon) / anew))
@@ -211,8 +198,7 @@ def test_the_mixture_of_a_mechanism():
     assert of(10, 4) == Mixture((Phases(2, 3**0.5 / 2), Phases(2, 2**0.5 / 2)))
     assert of(8, 4) == Mixture((Phases(4, 2**0.5 / 2),))
     assert of(3, 5) == Mixture((Phases(3, 0.5),), 2)
-    distribution = BallsInBins(10, 4).phase_participations
-    assert distribution.tolist() == [3, 3, 2, 2]
+    assert BallsInBins(10, 4).phase_participations.tolist() == [3, 3, 2, 2]
     certain = CyclicPoisson(10, 4, 1.0).phase_participations
     assert certain is not None and certain.tolist() == [3, 3, 2, 2]
     assert CyclicPoisson(10, 4, 0.5).phase_participations is None
@@ -269,8 +255,7 @@ def test_phases_of_unequal_size_at_every_noise(sizes):
     """
     scheme = BallsInBins(*sizes)
     for sigma, epsilon in itertools.product((0.5, 1.0, 3.37, 20.0, 1e4), (0.0, 2.0, 4.0, 10.0)):
-        mechanism = Mechanism(scheme, IDENTITY, sigma)
-        bound = ACCOUNTANTS["random-allocation"].delta(mechanism, epsilon)
+        bound = ACCOUNTANTS["random-allocation"].delta(Mechanism(scheme, IDENTITY, sigma), epsilon)
         assert 0 <= bound <= 1
         if scheme.cycle_length == 2:
             exact = quadrature([turns**0.5 / sigma for turns in scheme.phase_participations], 0, epsilon)

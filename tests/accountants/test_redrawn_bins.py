@@ -11,12 +11,11 @@ import jaxacct as ja
 from jaxacct.accountants import analytic
 from jaxacct.accountants.allocation import lognormal_sums
 from jaxacct.accountants.allocation.lognormal_lattice import Mixture, Phases
-from jaxacct.accountants.allocation.redrawn_bins import (
-    RedrawnBins,
-    epoch_curve,
-)
+from jaxacct.accountants.allocation.redrawn_bins import RedrawnBins, epoch_curve
 from jaxacct.accountants.tradeoff.curves.gaussian import gdp_delta
-from tests.oracles import enumeration
+from jaxacct.statistics.hockey_stick import DIRECTIONS
+from tests.accountants.test_random_allocation import quadrature
+from tests.oracles import enumeration, tuples
 from tests.oracles.settings import slow
 
 IDENTITY = ja.BandedToeplitz.identity()
@@ -54,8 +53,7 @@ def two_epochs(steps, sigma, epsilon):
     place = np.searchsorted(f, alpha / f)  # f1 f2 > alpha
     remove = float(p @ (above_p[place] - alpha / f * above_q[place]))
     place = np.searchsorted(f, 1 / (alpha * f))  # f1 f2 < 1 / alpha
-    add = float(q @ (below_q[place] - alpha * f * below_p[place]))
-    return remove, add
+    return remove, float(q @ (below_q[place] - alpha * f * below_p[place]))
 
 
 @pytest.mark.parametrize(("steps", "sigma"), [(2, 1.0), (2, 0.6), (3, 0.8)])
@@ -64,8 +62,7 @@ def test_two_epochs_against_quadrature(steps, sigma):
     error = 2e-5 if steps == 2 else 4e-4  # of the quadrature: its steps' square, measured by halving them
     for epsilon in (0.0, 0.5, 2.0):
         exact = max(two_epochs(steps, sigma, epsilon))
-        found = redrawn_bins_delta(steps, 2, sigma, epsilon)
-        assert exact * (1 - error) <= found <= exact * (1.002 + error)
+        assert exact * (1 - error) <= redrawn_bins_delta(steps, 2, sigma, epsilon) <= exact * (1.002 + error)
 
 
 def test_an_epoch_that_ends_early_against_quadrature():
@@ -85,31 +82,23 @@ def test_an_epoch_that_ends_early_against_quadrature():
     assert whole > accountant.delta(mechanism, 0.5)
 
 
-def k_of_n(scheme, sigma, epsilon):
-    """Both divergences at C = I, by the trapezoidal rule over all outputs of three steps."""
-    patterns, weights = enumeration.vectors(scheme)
-    z = np.linspace(-7.0, 7.0 + 1 / sigma, NODES[3])
-    mass = np.exp(-z * z / 2) * (z[1] - z[0]) / math.sqrt(2 * math.pi)
-    z, mass = np.stack(np.meshgrid(z, z, z)).reshape(3, -1), np.multiply.outer(np.outer(mass, mass), mass)
-    f = weights @ np.exp(patterns @ (z / sigma - 1 / (2 * sigma**2)))
-    alpha = math.exp(epsilon)
-    return [float(mass.ravel() @ np.maximum(one, 0)) for one in (f - alpha, 1 - alpha * f)]
-
-
 @pytest.mark.parametrize("scheme", [ja.BalancedMinSep(3, 1, 2), ja.BalancedMinSep(3, 1, 1.4)], ids=str)
 def test_k_of_n_steps_against_enumeration(scheme):
     """Above both divergences and below composition; with an epoch too few it would not be."""
     mechanism = ja.Mechanism(scheme, ja.BandedToeplitz.identity(), 0.8)
     for epsilon in (0.0, 0.5, 2.0):
-        exact, found = max(k_of_n(scheme, 0.8, epsilon)), RedrawnBins().delta(mechanism, epsilon)
-        composition = gdp_delta(epsilon, math.sqrt(2) / 0.8)
-        assert exact * (1 - 4e-4) <= found < 0.97 * composition
+        pair = enumeration.pattern_distribution(scheme), {(0, 0, 0): 1.0}
+        exact = max(tuples.divergence(*pair, 0.8, epsilon, side, points=NODES[3]) for side in DIRECTIONS)
+        found = RedrawnBins().delta(mechanism, epsilon)
+        assert exact * (1 - 4e-4) <= found < 0.97 * gdp_delta(epsilon, math.sqrt(2) / 0.8)
         assert redrawn_bins_delta(2, 1, 0.8, epsilon) < exact
     assert analytic.close(mechanism, 0.1) is None, "an upper bound: samples may certify less noise"
 
 
 def test_k_of_n_steps_of_a_run():
-    """Groups of 250, or of 250 and 251; separations above 1 have no bound."""
+    """Groups of 250, or of 250 and 251; separations above 1 have no bound. 50 of 1,000 steps at (2, 1e-5)."""
+    often = ja.Mechanism(ja.BalancedMinSep(1000, 1, 50), IDENTITY, 3.2291)  # by 50 groups of 20 steps
+    assert RedrawnBins().delta(often, 2.0) <= 1e-5
     mechanism = ja.Mechanism(ja.BalancedMinSep(1000, 1, 4), ja.BandedToeplitz.identity(), 0.5)
     found = RedrawnBins().delta(mechanism, 2.0)
     assert found == redrawn_bins_delta(250, 4, 0.5, 2.0) < 0.2 * gdp_delta(2.0, 2.0 / 0.5)
@@ -123,28 +112,13 @@ def test_k_of_n_steps_of_a_run():
         assert getattr(analytic.close(scheme, 1e-5), "name", None) == taken
 
 
-def tail_of_two(mus, epsilon, unused=0):
-    """Divergence of two phases by the trapezoidal rule over one of them, the other in closed form.
-
-    Its terms are positive, so that its error is relative to the divergence, however small.
-    """
-    (first, second), ndtr = mus, scipy.special.ndtr
-    z, step = np.linspace(-13.0, 13.0 + first, 60_000, retstep=True)
-    weights, x = np.exp(-z * z / 2) * step / math.sqrt(2 * math.pi), np.exp(first * z - first * first / 2)
-    rest = (2 + unused) * math.exp(epsilon) - unused - x
-    place = np.log(np.maximum(rest, 1e-300)) / second
-    inside = ndtr(second / 2 - place) - rest * ndtr(-second / 2 - place)
-    return weights @ np.where(rest > 0, np.maximum(inside, 0.0), 1 - rest) / (2 + unused)
-
-
 @pytest.mark.parametrize(("sigma", "end"), [(0.5, 16.0), (0.8, 10.0), (2.0, 4.0), (10.0, 0.8)])
 def test_tails_of_an_epoch_against_quadrature(sigma, end):
     """Above the exact divergence down to 1e-16, by at most 1 % until it is 1e-11."""
     epsilons = np.linspace(0.0, end, 250)
-    mixture = Mixture((Phases(2, 1 / sigma),))
-    found = lognormal_sums.divergence_table(mixture, epsilons)
+    found = lognormal_sums.divergence_table(Mixture((Phases(2, 1 / sigma),)), epsilons)
     some = slice(None, None, 12)
-    exact, found = np.array([tail_of_two((1 / sigma,) * 2, e) for e in epsilons[some]]), found[some]
+    exact, found = np.array([quadrature((1 / sigma,) * 2, 0, e) for e in epsilons[some]]), found[some]
     used = exact > 1e-16
     assert exact.min() < 1e-12
     assert np.all(found[used] >= exact[used] * (1 - 1e-6))
@@ -162,7 +136,7 @@ FAR = [(2.0, 2.5), (2.0, 3.0), (1.0, 5.0), (1.0, 6.0), (0.5, 12.0), (0.25, 40.0)
 )
 def test_one_far_bound_against_quadrature(mus, unused, epsilon):
     """Above by at most 0.1 %, for deltas from 1e-7 to 1e-17; phases of one length or two, or some unused."""
-    exact = tail_of_two(mus, epsilon, unused)
+    exact = quadrature(mus, unused, epsilon)
     phases = (Phases(2, mus[0]),) if mus[0] == mus[1] else tuple(Phases(1, mu) for mu in mus)
     found = lognormal_sums.divergence_bound(Mixture(phases, unused), epsilon)
     assert 1e-17 < exact < 1e-7 and exact * (1 - 1e-6) <= found <= 1.001 * exact
@@ -186,21 +160,12 @@ def test_small_deltas_of_twenty_epochs(delta, sigma):
     assert redrawn_bins_delta(1000, 20, sigma, 2.0) <= delta
 
 
-def test_many_participations_of_k_of_n():
-    """50 of 1,000 steps at (2, 1e-5): 3.2291, by 50 groups of 20 steps."""
-    mechanism = ja.Mechanism(ja.BalancedMinSep(1000, 1, 50), ja.BandedToeplitz.identity(), 3.2291)
-    assert RedrawnBins().delta(mechanism, 2.0) <= 1e-5
-
-
 def test_a_new_bin_every_epoch_needs_less_noise_than_one_for_all():
     """1.4262 for an advantage of 0.1 is published for the former."""
     sigma = 1.003 * 1.4262
     assert redrawn_bins_delta(100, 10, sigma, 0.0) <= 0.1 < redrawn_bins_delta(100, 10, 1.4261, 0.0)
     assert lognormal_sums.divergence_bound(Mixture((Phases(100, math.sqrt(10) / sigma),)), 0.0) > 0.101
-
-
-def test_noise_below_its_range_has_the_trivial_bound():
-    assert redrawn_bins_delta(2, 2, 0.05, 0.0) == 1
+    assert redrawn_bins_delta(2, 2, 0.05, 0.0) == 1, "noise below its range has the trivial bound"
 
 
 def test_a_delta_below_the_floor_is_refused():

@@ -47,8 +47,7 @@ def test_the_gaussian_mechanism_has_its_rounding(epsilon, mu):
 
 @pytest.mark.parametrize(("sigma", "delta"), [(1.0, 1e-5), (0.2, 1e-12), (30.0, 1e-3)])
 def test_epsilon_with_the_pattern_revealed_is_raised_by_1e_9(sigma, delta):
-    mechanism = Mechanism(Poisson(9, 0.1), IDENTITY, sigma)
-    found = unamplified.epsilon_at(mechanism, delta)
+    found = unamplified.epsilon_at(Mechanism(Poisson(9, 0.1), IDENTITY, sigma), delta)
     mu = 3 / mpmath.mpf(sigma)
     exact = mpmath.findroot(lambda e: mpmath.log(gaussian(e, mu)) - mpmath.log(delta), found)
     assert float(found / exact - 1) == pytest.approx(1e-9, rel=0.05, abs=0)
@@ -103,8 +102,7 @@ def test_masses_on_a_lattice_have_the_cancellation_of_cell_means(mu):
         width = mpmath.mpf(x[i + 1]) - mpmath.mpf(x[i])
         exact = (tails[1] - tails[0] - weighted[1] + weighted[0]) / width
         slack = (error + 4 * UNIT) * float(sum(tails) + sum(weighted)) / step
-        allowed = float(mpmath.mpf(beyond[i]) - exact)
-        assert allowed == pytest.approx(slack, rel=0.2, abs=0)
+        assert float(mpmath.mpf(beyond[i]) - exact) == pytest.approx(slack, rel=0.2, abs=0)
 
 
 @pytest.mark.parametrize("reach", [1.5, 2.5])

@@ -9,8 +9,8 @@ from jaxacct import BandedToeplitz, IndependentAttribution, Mechanism, MultiAttr
 from jaxacct.accountants import RevealedPattern, revealed_pattern, unamplified
 from jaxacct.accountants.tradeoff.curves.gaussian import gdp_delta
 from jaxacct.schemes import BMinSep
+from tests.conformance.test_accountants import revealed_patterns
 from tests.oracles import enumeration
-from tests.oracles.composed_losses import gaussian
 
 SETTINGS = [
     MultiAttribution(7, 3, 0.2, 2),
@@ -40,10 +40,8 @@ def test_mean_over_all_patterns():
     """One band, where `|C x|^2` is the sum of squared counts."""
     for sigma in [0.5, 2.0]:
         for scheme in SETTINGS:
-            distribution = enumeration.pattern_distribution(scheme)
             for epsilon in (0.2, 1.0, 3.0):
-                lengths = {x: np.linalg.norm(x) / sigma for x in distribution if any(x)}
-                exact = float(sum(distribution[x] * gaussian(epsilon, mu) for x, mu in lengths.items()))
+                exact = revealed_patterns(at(scheme, sigma), epsilon)
                 found = revealed(scheme, sigma, epsilon)
                 assert found == pytest.approx(exact, rel=1e-6, abs=1e-15)
                 assert found <= gdp_delta(epsilon, sensitivity(scheme) / sigma) * (1 + 1e-8)
@@ -51,10 +49,8 @@ def test_mean_over_all_patterns():
 
 def test_too_many_cells_fall_back_to_the_largest_counts(monkeypatch):
     scheme = MultiAttribution(300, 2, 0.05, 40)
-    distribution = revealed_pattern.participation_tail(scheme.timing)
-    assert distribution.size == 150
-    worst = gdp_delta(1.0, sensitivity(scheme) / 300.0)
-    assert 0 < revealed(scheme, 300.0, 1.0) <= worst
+    assert revealed_pattern.participation_tail(scheme.timing).size == 150
+    assert 0 < revealed(scheme, 300.0, 1.0) <= gdp_delta(1.0, sensitivity(scheme) / 300.0)
     fewer = MultiAttribution(300, 2, 0.05, 4)
     exact = revealed(fewer, 20.0, 1.0)
     monkeypatch.setattr(revealed_pattern, "_MAX_CELLS", 0)
@@ -63,18 +59,14 @@ def test_too_many_cells_fall_back_to_the_largest_counts(monkeypatch):
 
 def test_sensitivities():
     """Called, not retyped: of truncated batches, overlapping columns and a user's examples."""
-    truncated = TruncatedBMinSep(1, 1, 0.4, 4, 8)
-    assert sensitivity(truncated) == 2.0
+    assert sensitivity(TruncatedBMinSep(1, 1, 0.4, 4, 8)) == 2.0
     # The exact pair of one truncated step: a Gaussian with shift 2 bounds it, and one with shift 1 does not.
     from tests.schemes.test_truncated_b_min_sep import pair_delta
 
-    exact = pair_delta(7, 0.4, 4, 0.5, 8.0, "remove")
-    assert gdp_delta(8.0, 1.0 / 0.5) < exact < gdp_delta(8.0, 2.0 / 0.5)
-    whole = TruncatedBMinSep(1, 1, 0.4, 8, 8)
-    assert sensitivity(whole) == 1.0
+    assert gdp_delta(8.0, 1.0 / 0.5) < pair_delta(7, 0.4, 4, 0.5, 8.0, "remove") < gdp_delta(8.0, 2.0 / 0.5)
+    assert sensitivity(TruncatedBMinSep(1, 1, 0.4, 8, 8)) == 1.0
     # Two columns of norm 1 with the product rho: |c_1 + c_2|^2 = 2 (1 + rho), and each pair counts twice.
-    c = np.array([0.8, 0.6])
-    columns = enumeration.strategy_matrix(c, 3, 2)
+    columns = enumeration.strategy_matrix(np.array([0.8, 0.6]), 3, 2)
     rho = float(columns[:, 0] @ columns[:, 1])
     length = np.linalg.norm(columns.sum(axis=1))
     assert length**2 == pytest.approx(2 + 2 * rho)

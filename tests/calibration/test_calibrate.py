@@ -10,7 +10,6 @@ import pytest
 import jaxacct as ja
 from jaxacct.accountants import analytic, unamplified
 from jaxacct.calibration.grid import MIN_NOISE_MULTIPLIER, Problem, smallest_bound
-from jaxacct.schemes.protocol.batch_sizes import max_batch_size
 from tests.oracles.settings import slow
 
 SMALL = ja.BMinSep.from_batch_size(dataset_size=3000, batch_size=50, iterations=60, min_separation=6)
@@ -39,12 +38,6 @@ def test_the_plan_is_certified_and_near_the_truth(plan, share, draws):
         plan.mechanism, 2.0, num_samples=draws // 4, key=jax.random.key(1), confidence=1 - 1e-6
     )
     assert at.low < 2e-2
-
-
-def test_batch_sizes(plan):
-    assert plan.expected_batch_size == pytest.approx(50, rel=1e-12)
-    assert plan.max_batch_size == max_batch_size(3000, 50 / 3000, 60)
-    assert 80 < plan.max_batch_size < 120
 
 
 def test_a_search_ends_where_any_noise_is_private():

@@ -91,5 +91,4 @@ def test_every_argument_names_its_search(what, state_of):
     assert state_of(call) is VerifiedError
     # A composition of another event.
     assert state_of(call | dict(compose_with=EVENT), store=True) is VerifiedError
-    other = dp_accounting.GaussianDpEvent(21.0)
-    assert state_of(call | dict(compose_with=other)) is SearchedError
+    assert state_of(call | dict(compose_with=dp_accounting.GaussianDpEvent(21.0))) is SearchedError

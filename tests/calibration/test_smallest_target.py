@@ -11,18 +11,7 @@ import pytest
 from dp_accounting import GaussianDpEvent, PoissonSampledDpEvent
 from dp_accounting.pld import PLDAccountant
 
-from jaxacct import (
-    BandedToeplitz,
-    BMinSep,
-    CalibrationOptions,
-    Mechanism,
-    NotCertifiedError,
-    Plan,
-    Poisson,
-    calibrate,
-    estimate_delta,
-    estimate_epsilon,
-)
+import jaxacct as ja
 from jaxacct.accountants import ACCOUNTANTS
 from jaxacct.calibration import grid, route
 from jaxacct.calibration.pilots import Pilots
@@ -30,8 +19,9 @@ from jaxacct.cli import main as cli
 from jaxacct.core import shares, truncation
 from jaxacct.core.evidence import Bound
 from tests.oracles.settings import slow
+from tests.refusals import refused
 
-SCHEME, STRATEGY = BMinSep(12, 3, 0.3), BandedToeplitz.square_root(3)
+SCHEME, STRATEGY = ja.BMinSep(12, 3, 0.3), ja.BandedToeplitz.square_root(3)
 NOISE = 2.4
 SAMPLED = dict(noise_multiplier=NOISE, key=jax.random.key(0))
 ESTIMATE = dict(num_samples=12_000, key=jax.random.key(7), confidence=1 - 1e-6)
@@ -39,12 +29,12 @@ ESTIMATE = dict(num_samples=12_000, key=jax.random.key(7), confidence=1 - 1e-6)
 
 @pytest.fixture(scope="module")
 def found():
-    return calibrate(SCHEME, STRATEGY, delta=1e-2, **SAMPLED)
+    return ja.calibrate(SCHEME, STRATEGY, delta=1e-2, **SAMPLED)
 
 
 def test_the_min_epsilon_is_certified_and_near_the_truth(found):
     """A false alarm has probability 1e-6: the interval of the estimate does not hold its epsilon."""
-    truth = estimate_epsilon(found.mechanism, 1e-2, **ESTIMATE)
+    truth = ja.estimate_epsilon(found.mechanism, 1e-2, **ESTIMATE)
     assert found.certified and found.is_sampled and found.delta == 1e-2
     assert truth.low <= found.epsilon <= 1.15 * truth.high
     assert found.noise_multiplier == NOISE
@@ -52,18 +42,18 @@ def test_the_min_epsilon_is_certified_and_near_the_truth(found):
     budget = found.target.budget
     assert budget.delta_v + budget.failure_probability * (1 - budget.delta_v) <= found.delta
     assert found.evidence.share <= max(shares.FIRST_SHARES)
-    assert Plan.from_json(json.loads(json.dumps(found.to_json()))) == found
+    assert ja.Plan.from_json(json.loads(json.dumps(found.to_json()))) == found
     # Epsilon is on the grid: its digits are independent of the samples.
     exponent = round(math.log(found.epsilon, 1.01))
     assert found.epsilon == 1.01**exponent
 
 
 def test_the_smallest_delta_is_certified_and_near_the_truth(found):
-    plan = calibrate(SCHEME, STRATEGY, epsilon=0.6, **SAMPLED)
-    truth = estimate_delta(plan.mechanism, 0.6, **ESTIMATE)
+    plan = ja.calibrate(SCHEME, STRATEGY, epsilon=0.6, **SAMPLED)
+    truth = ja.estimate_delta(plan.mechanism, 0.6, **ESTIMATE)
     assert plan.certified and plan.epsilon == 0.6
     assert truth.low <= plan.delta <= 1.4 * truth.high
-    assert Plan.from_json(json.loads(json.dumps(plan.to_json()))) == plan
+    assert ja.Plan.from_json(json.loads(json.dumps(plan.to_json()))) == plan
 
 
 @pytest.mark.parametrize("certify", [(), (0,), (2, 3), *(slow(x) for x in ((2,), (3,)))], ids=str)
@@ -74,8 +64,7 @@ def test_candidates_are_fixed_before_they_are_verified(certify, monkeypatch, fou
 
     def verdict_of(claim, stop, key, **options):
         seen.append((claim.target.epsilon, stop.share, jax.random.key_data(key).tolist()))
-        limited = dataclasses.replace(stop, max_samples=128)
-        verdict = verify(claim, limited, key=key, **options)
+        verdict = verify(claim, dataclasses.replace(stop, max_samples=128), key=key, **options)
         assert not verdict.certified  # with so few samples
         if len(seen) - 1 in certify:
             verdict = dataclasses.replace(verdict, flaws=())
@@ -90,8 +79,8 @@ def test_candidates_are_fixed_before_they_are_verified(certify, monkeypatch, fou
 
     monkeypatch.setattr(route, "verify_claim", verdict_of)
     monkeypatch.setattr(Pilots, "stream", seen_stream)
-    half = CalibrationOptions(share=0.5)  # of two calls, of which one plan is chosen
-    plan = calibrate(SCHEME, STRATEGY, delta=1e-2, options=half, **SAMPLED)
+    half = ja.CalibrationOptions(share=0.5)  # of two calls, of which one plan is chosen
+    plan = ja.calibrate(SCHEME, STRATEGY, delta=1e-2, options=half, **SAMPLED)
     first = min(epsilon for epsilon, _, _ in seen)
     steps = [round(math.log(epsilon / first, 1.01)) for epsilon, _, _ in seen]
     assert steps == [0, 1, 5, 2][: len(steps)] and first <= found.epsilon
@@ -108,9 +97,13 @@ def test_candidates_are_fixed_before_they_are_verified(certify, monkeypatch, fou
 @pytest.mark.parametrize("named", [None, "pld"])
 def test_poisson_sampling_takes_the_exact_accountant(named):
     """C = I: epsilon of dp-accounting, to a thousandth, and no sample."""
-    options = CalibrationOptions(accountant=named)
+    options = ja.CalibrationOptions(accountant=named)
     find = functools.partial(
-        calibrate, Poisson(200, 0.01), BandedToeplitz.identity(), noise_multiplier=1.0, options=options
+        ja.calibrate,
+        ja.Poisson(200, 0.01),
+        ja.BandedToeplitz.identity(),
+        noise_multiplier=1.0,
+        options=options,
     )
     plan = find(delta=1e-5)
     event = PoissonSampledDpEvent(0.01, GaussianDpEvent(1.0))
@@ -120,7 +113,7 @@ def test_poisson_sampling_takes_the_exact_accountant(named):
 
 
 def test_more_noise_than_any_target_needs():
-    plan = calibrate(SCHEME, STRATEGY, noise_multiplier=1e6, delta=1e-2)
+    plan = ja.calibrate(SCHEME, STRATEGY, noise_multiplier=1e6, delta=1e-2)
     assert plan.epsilon == pytest.approx(grid.LIMITS["epsilon"][0], rel=0.02)
 
 
@@ -137,32 +130,35 @@ def test_more_noise_than_any_target_needs():
     ids=str,
 )
 def test_bad_input(change: dict[str, Any], message):
-    with pytest.raises(ValueError, match=message):
-        calibrate(SCHEME, STRATEGY, **change)
+    refused(message, ja.calibrate, SCHEME, STRATEGY, **change)
 
 
 @pytest.mark.parametrize("given", [dict(delta=3e-2), dict(epsilon=1.0)], ids=str)
 def test_what_is_reserved_for_truncated_batches_is_not_spent_by_an_accountant(given):
     """Two-sided: the bound leaves the reserve, and at one step of the grid less it does not."""
     sizes = dict(noise_multiplier=1.0, dataset_size=800, max_batch_size=110)
-    options = CalibrationOptions(accountant="pld")
-    found = calibrate(Poisson(20, 0.1), BandedToeplitz.identity(), **sizes, **given, options=options)
+    options = ja.CalibrationOptions(accountant="pld")
+    found = ja.calibrate(ja.Poisson(20, 0.1), ja.BandedToeplitz.identity(), **sizes, **given, options=options)
     claim, step = found.claim, 1.01 ** (0.05 if "delta" in given else 0.05 * grid.DELTA_STEPS)
     assert claim.truncation_delta is not None and claim.truncation_delta > 0.1 * found.delta
     smaller = (found.epsilon / step, found.delta) if "delta" in given else (found.epsilon, found.delta / step)
     for (epsilon, delta), holds in (((found.epsilon, found.delta), True), (smaller, False)):
-        reserve = truncation.reserve(Poisson(20, 0.1), epsilon, 800, 110)
-        bound = ACCOUNTANTS["pld"].delta(Mechanism(Poisson(20, 0.1), found.mechanism.strategy, 1.0), epsilon)
+        reserve = truncation.reserve(ja.Poisson(20, 0.1), epsilon, 800, 110)
+        bound = ACCOUNTANTS["pld"].delta(
+            ja.Mechanism(ja.Poisson(20, 0.1), found.mechanism.strategy, 1.0), epsilon
+        )
         assert (bound <= delta - reserve) == holds, (bound, delta, reserve)
 
 
 @pytest.mark.parametrize("given", [dict(delta=1e-2), dict(epsilon=0.5)], ids=str)
 def test_too_little_noise_is_not_certified(given):
     """Whatever the target: no NaN, no infinite margin, no warning of NumPy."""
-    options = CalibrationOptions(accountant="analytic")
+    options = ja.CalibrationOptions(accountant="analytic")
     for noise in (1e-9, 1e-3):
-        with pytest.raises(NotCertifiedError, match=r"too small for any (epsilon up to 100|delta up to 0.5)"):
-            calibrate(SCHEME, STRATEGY, noise_multiplier=noise, **given, options=options)
+        with pytest.raises(
+            ja.NotCertifiedError, match=r"too small for any (epsilon up to 100|delta up to 0.5)"
+        ):
+            ja.calibrate(SCHEME, STRATEGY, noise_multiplier=noise, **given, options=options)
 
 
 def test_on_the_command_line(tmp_path, capsys):
@@ -170,7 +166,7 @@ def test_on_the_command_line(tmp_path, capsys):
     out = tmp_path / "plan.json"
     given = ["--noise-multiplier", "1", "--delta", "1e-5", "--out", str(out)]
     assert cli.run(["calibrate", *common, *given]) == 0
-    plan = Plan.load(out)
+    plan = ja.Plan.load(out)
     assert plan.delta == 1e-5 and f"is ({plan.epsilon!r}, 1e-05)-differentially" in capsys.readouterr().out
     assert cli.run(["calibrate", *common, "--noise-multiplier", "1", "--epsilon", "2", "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["claim"]["epsilon"] == 2.0

@@ -52,8 +52,7 @@ def test_the_point_implies_the_rates_and_a_larger_delta_does_not():
         assert tpr - 1e-6 < best_power(first, second, fpr) <= tpr
         assert best_power(second, first, fpr) <= tpr
         assert risk.true_positive_rate(epsilon, delta, fpr) <= tpr
-        wrong = worst_pair(epsilon, delta + 1e-3 * (1 - delta))
-        assert best_power(*wrong, fpr) > tpr
+        assert best_power(*worst_pair(epsilon, delta + 1e-3 * (1 - delta)), fpr) > tpr
 
 
 def test_points_of_every_slope_imply_the_rates():

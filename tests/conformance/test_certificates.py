@@ -89,8 +89,7 @@ def test_evidence_that_no_verification_makes_is_refused():
     for change in changes:
         flaws = with_side(plan, direction, **change).flaws
         assert flaws and ("margin" not in change or "the margin for rounding is" in flaws[0]), change
-    evidence = structs.replace(plan.evidence, rule="guess")
-    assert not check(plan.claim, evidence).certified
+    assert not check(plan.claim, structs.replace(plan.evidence, rule="guess")).certified
 
 
 def test_the_same_counts_with_less_of_q_are_not_certified():

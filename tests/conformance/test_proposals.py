@@ -18,9 +18,10 @@ from jaxacct.proposals.candidates import candidates
 from jaxacct.proposals.registry import FAMILIES
 from jaxacct.proposals.threshold import Resolved
 from jaxacct.statistics import bounds, hockey_stick
-from tests.conformance.test_schemes import IDENTITY, divergences, quadrature
+from tests.conformance.test_schemes import IDENTITY, quadrature
 from tests.draws import divergence_interval, draws_of
 from tests.oracles.settings import slow
+from tests.oracles.tuples import two_step_delta
 from tests.proposals.test_independent_truncation import exact_divergence
 
 FALSE_ALARM = 1e-6 / 20  # of each interval
@@ -110,8 +111,7 @@ def test_requirements(direction, name):
     elif mechanism.is_upper_bound:
         divergence = bound_of_overlapping_columns(mechanism, epsilon)
     else:
-        _, remove, add = divergences(mechanism.scheme, mechanism.noise_multiplier, epsilon)
-        divergence = {"remove": remove, "add": add}[direction]
+        divergence = two_step_delta(mechanism.scheme, (1.0,), mechanism.noise_multiplier, epsilon, direction)
     assert proposal.relative_error >= 0 and proposal.total_variation >= 0
     key = randomness.key_from_words([3, 4])
     draws = draws_of(proposal, key, BLOCKS)

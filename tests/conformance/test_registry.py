@@ -18,6 +18,7 @@ from jaxacct import BandedToeplitz, CustomScheme, Mechanism, Poisson, privacy_lo
 from jaxacct.schemes import SCHEMES, FixedOrder, MultiAttribution
 from jaxacct.schemes.protocol.numbers import Numbers
 from tests.conformance.test_schemes import MEMBERS, typical_side
+from tests.draws import trained
 from tests.oracles import enumeration
 from tests.oracles.chi_square import FALSE_ALARM, chi_square_p_value
 
@@ -26,7 +27,7 @@ PROOFS = {page.name: page.read_text(encoding="utf-8") for page in PAGES}
 # Schemes without what is examined here, by class, so that no other one is excused.
 NOT_RANDOM = (FixedOrder,)  # tests/schemes/test_fixed_order.py
 OF_GRAPHS = (MultiAttribution,)  # whose batches need users: tests/train/batches/test_attribution.py
-UNITS, RUNS = 20_000, 2000
+UNITS, RUNS = 20_000, 1000
 
 
 def made(kind):
@@ -57,18 +58,9 @@ def follows(drawn, distribution) -> bool:
     return seen <= set(distribution) and chi_square_p_value(drawn, distribution) > FALSE_ALARM
 
 
-def trained(scheme, size: int, seed: int) -> np.ndarray:
-    """(size, iterations) participations of the batches that a trainer draws."""
-    generator = np.random.default_rng(seed)
-    batches = scheme.batches(size, generator)
-    steps = [np.bincount(batches.draw(i, generator), minlength=size) for i in range(scheme.iterations)]
-    return np.stack(steps, axis=1)
-
-
 def are_independent(scheme) -> bool:
     """Whether the vectors of two examples, alone in a data set, are: chi-square over all pairs of vectors."""
-    pairs = np.stack([trained(scheme, 2, run) for run in range(RUNS)])
-    codes = pairs @ (1 << np.arange(scheme.iterations))
+    codes = np.stack([trained(scheme, 2, run) for run in range(RUNS)]) @ (1 << np.arange(scheme.iterations))
     numbers = np.bincount(codes.ravel(), minlength=1 << scheme.iterations)
     common = np.flatnonzero(numbers >= RUNS / 5)  # the others are one cell
     cells = np.full(numbers.size, common.size)

@@ -174,8 +174,7 @@ def test_noise_recursion_inverts_the_matrix():
 
 def test_json_hash_and_words():
     for strategy in ALL:
-        stored = json.loads(json.dumps(strategy.to_json()))
-        again = type(strategy).from_json(stored)
+        again = type(strategy).from_json(json.loads(json.dumps(strategy.to_json())))
         assert again == strategy and hash(again) == hash(strategy) and again is not strategy
         assert strategy.describe()
         with pytest.raises(KeyError):

@@ -7,6 +7,8 @@ import pytest
 from scipy import stats
 
 import jaxacct as ja
+from tests.draws import drawn_by
+from tests.oracles.enumeration import pattern_distribution
 from tests.oracles.settings import slow
 from tests.refusals import refused
 from train.batches.sampler import Sampler
@@ -14,29 +16,22 @@ from train.batches.sampler import Sampler
 FALSE_ALARM = 1e-6
 
 
-def patterns(kind, q):
-    """Participation patterns of two steps, with their probabilities."""
-    if kind == "min-separation":
-        return {(0, 0): 1 - q, (1, 0): q / 2, (0, 1): q / 2}
-    return {(i, j): q ** (i + j) * (1 - q) ** (2 - i - j) for i in (0, 1) for j in (0, 1)}
-
-
 SETTINGS = [
-    ("poisson", 0.3, 0.8, 0.7, 1.0),
-    ("min-separation", 0.5, 0.6, 0.5, 1.0),
-    ("min-separation", 0.9, 1.0, 1.0, 0.2),
+    (ja.Poisson(2, 0.3), 0.8, 0.7, 1.0),
+    (ja.BalancedMinSep(2, 2, 0.5), 0.6, 0.5, 1.0),
+    (ja.BalancedMinSep(2, 2, 0.9), 1.0, 1.0, 0.2),
 ]
 
 
-@pytest.mark.parametrize(("kind", "q", "c", "sigma", "epsilon"), SETTINGS)
-def test_adaptive_gradients_are_not_worse(kind, q, c, sigma, epsilon):
+@pytest.mark.parametrize(("scheme", "c", "sigma", "epsilon"), SETTINGS)
+def test_adaptive_gradients_are_not_worse(scheme, c, sigma, epsilon):
     """The second gradients depend on the first output: signs on either side of every threshold."""
     line = np.linspace(-8, 8, 161) * max(1.0, sigma)
     x, y = np.meshgrid(line, line, indexing="ij")
 
     def density(first, second):
         total = 0.0
-        for (i, j), p in patterns(kind, q).items():
+        for (i, j), p in pattern_distribution(scheme).items():
             mean = c * i * first + j * second(x)
             total = total + p * np.exp(-((x - i * first) ** 2 + (y - mean) ** 2) / (2 * sigma**2))
         return total / (2 * np.pi * sigma**2)
@@ -69,29 +64,19 @@ def counted(patterns_of_two) -> np.ndarray:
 
 def drawn(scheme, size, seed, runs=2000) -> np.ndarray:
     """Joint patterns of examples 0 and 1 among `size`, from the trainer's own sampler."""
-    found = np.zeros((runs, 4, 2), int)
-    for run in range(runs):
-        sampler = Sampler(scheme, size, size, key=(seed, run, 7, 9))
-        for step in range(4):
-            members = sampler.next()
-            found[run, step, members[members < 2]] = 1
-    return found
+    samplers = (Sampler(scheme, size, size, key=(seed, run, 7, 9)) for run in range(runs))
+    return np.stack([drawn_by(sampler, size)[:2].T for sampler in samplers])
 
 
 @pytest.mark.parametrize(
     "scheme",
-    [
-        slow(ja.CyclicPoisson(4, 2, 0.6)),
-        slow(ja.BallsInBins(4, 2)),
-        ja.BMinSep(4, 3, 0.6, False),
-    ],
+    [slow(ja.CyclicPoisson(4, 2, 0.6)), slow(ja.BallsInBins(4, 2)), ja.BMinSep(4, 3, 0.6, False)],
     ids=lambda scheme: type(scheme).__name__,
 )
 def test_the_others_batches_do_not_depend_on_the_example(scheme):
     """Add-or-remove-one: patterns of two examples, with a third one and without it."""
     assert scheme.others_are_independent
-    p_value = same_distribution(counted(drawn(scheme, 3, 1)), counted(drawn(scheme, 2, 2)))
-    assert p_value > FALSE_ALARM
+    assert same_distribution(counted(drawn(scheme, 3, 1)), counted(drawn(scheme, 2, 2))) > FALSE_ALARM
 
 
 def test_mechanisms_without_the_pair_are_refused():

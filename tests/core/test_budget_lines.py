@@ -48,12 +48,13 @@ SETTINGS = {
 EACH = pytest.mark.parametrize("name", SETTINGS)
 
 
-def compare(lines, expected: dict, settled=()):
-    """Every (name, kind) once, and amounts as expected; the sampling distribution in `settled`."""
+def compare(lines, expected: dict, settled=None):
+    """Every (name, kind) once, and amounts as expected; `settled`: errors of the sampling distribution."""
     found = {(line.name, line.kind): line.amount for line in lines}
     assert len(found) == len(lines)
     wanted = {(name, kind): amount for name, (kind, amount) in expected.items()}
-    wanted |= {("sampling distribution", kind): amount for kind, amount in settled}
+    for kind, amount in zip(("relative", "total variation"), settled or (), strict=False):
+        wanted["sampling distribution", kind] = amount
     assert set(found) == set(wanted)
     for key, amount in wanted.items():
         assert found[key] == pytest.approx(amount, rel=1e-6, abs=0), key
@@ -65,8 +66,7 @@ def test_items_of_losses(name):
     """One replica and more, few and many rare outputs allowed."""
     mechanism = SETTINGS[name]
     for m, delta_v in [(1, DELTA_V), (3, DELTA_V), (2, 1e-12), (1, 1e-12)]:
-        expected = families.loss_items(mechanism, delta_v, m)
-        compare(rounding.loss_lines(mechanism, delta_v, m), expected)
+        compare(rounding.loss_lines(mechanism, delta_v, m), families.loss_items(mechanism, delta_v, m))
     for lowest in (0.0, 30.0, 1e4):
         line = weight_line(mechanism, DELTA_V, 3, -4.5, lowest)
         compare([line], families.weight_items(mechanism, DELTA_V, 3, -4.5, lowest))
@@ -114,10 +114,8 @@ def bounded(monkeypatch, forget):
 def test_items_of_bounded_likelihoods(bounded):
     assert bounded.scheme.sums.times == 3
     for m in (1, 2):
-        expected = families.loss_items(bounded, DELTA_V, m)
-        compare(rounding.loss_lines(bounded, DELTA_V, m), expected)
-    lines = replica_lines.pair_lines(bounded, 6, 3.0, DELTA_V)
-    compare(lines, families.pair_items(bounded, DELTA_V, 6, 3.0))
+        compare(rounding.loss_lines(bounded, DELTA_V, m), families.loss_items(bounded, DELTA_V, m))
+    compare(replica_lines.pair_lines(bounded, 6, 3.0, DELTA_V), families.pair_items(bounded, DELTA_V, 6, 3.0))
 
 
 @pytest.mark.parametrize("examples", [3, 4])
@@ -137,8 +135,8 @@ def test_items_of_pairs_of_examples(examples, monkeypatch, forget):
         compare(budget_lines(found, DELTA_V), expected, distribution(found))
 
 
-def distribution(proposal) -> list[tuple[str, float]]:
-    return [("relative", proposal.relative_error), ("total variation", proposal.total_variation)]
+def distribution(proposal) -> tuple[float, float]:
+    return proposal.relative_error, proposal.total_variation
 
 
 @functools.cache
@@ -151,17 +149,12 @@ def test_items_of_replicas(setting):
     mechanism = SETTINGS[setting]
     plain = proposal(setting, 1.0, "remove", "plain")
     expected = families.loss_items(mechanism, DELTA_V)
-    settled = [
-        ("relative", mechanism.scheme.draw_errors[0]),
-        ("total variation", mechanism.scheme.draw_errors[1]),
-    ]
-    compare(budget_lines(plain, DELTA_V), expected, settled)
+    compare(budget_lines(plain, DELTA_V), expected, mechanism.scheme.draw_errors)
     drawn = proposal(setting, 1.0, "remove", "replicas:2")
     module = mechanism.scheme.replicas(mechanism)
     expected = families.loss_items(mechanism, DELTA_V, 2)
     expected |= families.weight_items(mechanism, DELTA_V, 2, module.log_normalizer(mechanism))
-    settled = zip(("relative", "total variation"), module.errors(mechanism), strict=True)
-    compare(budget_lines(drawn, DELTA_V), expected, settled)
+    compare(budget_lines(drawn, DELTA_V), expected, module.errors(mechanism))
 
 
 @pytest.mark.parametrize("p", [0.001, 0.01])
@@ -219,9 +212,8 @@ def test_items_of_pairs(setting):
         expected = families.loss_items(mechanism, DELTA_V, m)
         expected |= families.weight_items(mechanism, DELTA_V, m, log_z)
     relative, variation = module.errors(alone)
-    variation *= m / 2
-    compare(budget_lines(found, DELTA_V), expected,
-            [("relative", (1 + relative) ** (m / 2) - 1), ("total variation", variation)])  # fmt: skip
+    settled = (1 + relative) ** (m / 2) - 1, m / 2 * variation
+    compare(budget_lines(found, DELTA_V), expected, settled)
 
 
 @pytest.mark.parametrize(("m", "times"), [(2, 4), (4, 16)])
@@ -231,7 +223,7 @@ def test_items_of_a_inflated_example(m, times):
     inflated = ja.Mechanism(mechanism.scheme.inflated(times)[0], mechanism.strategy, (m - 1) ** -0.5)
     expected = families.inflated_items(mechanism, DELTA_V, m, times, m / 2 * log_normalizer(inflated))
     relative, variation = inflated.scheme.replicas(inflated).errors(inflated)
-    settled = ("relative", (1 + relative) ** (m / 2) - 1), ("total variation", m / 2 * variation)
+    settled = (1 + relative) ** (m / 2) - 1, m / 2 * variation
     compare(budget_lines(found, DELTA_V), expected, settled)
 
 
@@ -248,7 +240,6 @@ def test_items_of_truncated_batches(direction):
     # Eight outcomes of two that are eligible, waits of both, and the coin of every step.
     each = 8 * 2.0**-51 + (untruncated.iterations + 1) * 2.0**-62
     variation = 2 * untruncated.max_participations * each + untruncated.iterations * 2.0**-32
-    errors = [("relative", found.relative_error), ("total variation", variation)]
-    compare(budget_lines(found, DELTA_V), expected, errors)
+    compare(budget_lines(found, DELTA_V), expected, (found.relative_error, variation))
     event = 2 * untruncated.max_participations * 2.0**-38
     assert event < found.relative_error < 100 * event

@@ -191,11 +191,7 @@ def test_the_largest_batch_is_that_of_the_binomial_distribution():
 
 
 def ladder(monkeypatch, verdict, covered=lambda mechanism: True, fallback=100):
-    """(exponent, share) of what was verified, and what `calibrate` released: (exponent, evidence).
-
-    Args:
-      verdict: exponent -> whether it is certified.
-    """
+    """What was verified, (exponent, share), and released, (exponent, evidence), by a verdict of exponents."""
     asked = []
 
     def exponent_of(mechanism):
@@ -420,7 +416,7 @@ def test_a_pilot_ends_with_enough_terms_or_where_they_would_have_been_seen(
     terms, samples, limit, monkeypatch
 ):
     """The same draws are not repeated, and a pilot of zeros predicts what a verification of zeros needs."""
-    asked, proposal = [], plain(MECHANISM, "remove")
+    asked = []
 
     def draws(chosen, stream, first, number):
         asked.append((first, first + number))
@@ -428,10 +424,8 @@ def test_a_pilot_ends_with_enough_terms_or_where_they_would_have_been_seen(
         return [Draws(losses, np.zeros(number * 128))]
 
     monkeypatch.setattr(base, "draw_in_batches", draws)
-    claim = Claim(MECHANISM, ClaimedTarget(1.0, 1e-2, BUDGET), None, None)
-    of = dataclasses.replace(checking.resolve_proposal(claim, proposal), threshold=1e-3)
-    options = ja.CalibrationOptions(max_samples=limit)
-    needed = pilots_module.Pilots(options, jax.random.key(0), Ended(1e9)).predicted(claim, of, 0.0)
+    given = ja.CalibrationOptions(max_samples=limit), jax.random.key(0), Ended(1e9)
+    needed = pilots_module.Pilots(*given).predicted(CLAIM, of(theta=1e-3), 0.0)
     assert asked == [(at, at + 16) for at in range(0, samples // 128, 16)]
     zeros = math.log(2 / BUDGET.failure_probability) / 1e-3
     if terms == 1:
@@ -460,6 +454,13 @@ def test_what_runs_out_of_time_is_not_certified(monkeypatch):
         refused("seconds must be a number above 0, got", ja.CalibrationOptions, seconds=seconds)
 
 
+def pass_time(monkeypatch, passed: dict[str, float], cores: int):
+    """Clocks of pilots show the seconds in `passed`, on a machine of so many cores."""
+    times = SimpleNamespace(monotonic=lambda: passed["wall"], process_time=lambda: passed["cpu"])
+    monkeypatch.setattr(pilots_module, "time", times)
+    monkeypatch.setattr(pilots_module.os, "cpu_count", lambda: cores)
+
+
 def test_the_speed_of_a_pilot_does_not_depend_on_other_processes(monkeypatch):
     """A pilot draws 2,048 samples in a CPU second of two cores, whatever the wall clock says."""
     passed = dict(wall=0.0, cpu=0.0)
@@ -468,26 +469,20 @@ def test_the_speed_of_a_pilot_does_not_depend_on_other_processes(monkeypatch):
         passed["cpu"], passed["wall"] = passed["cpu"] + 2.0, passed["wall"] + 50.0
         return [Draws(np.full(number * 128, -30.0), np.zeros(number * 128))]
 
-    times = SimpleNamespace(monotonic=lambda: passed["wall"], process_time=lambda: passed["cpu"])
-    monkeypatch.setattr(pilots_module, "time", times)
-    monkeypatch.setattr(pilots_module.os, "cpu_count", lambda: 2)
+    pass_time(monkeypatch, passed, cores=2)
     monkeypatch.setattr(base, "draw_in_batches", draws)
-    claim = Claim(MECHANISM, ClaimedTarget(1.0, 1e-2, BUDGET), None, None)
-    of = dataclasses.replace(checking.resolve_proposal(claim, plain(MECHANISM, "remove")), threshold=1e-3)
     pilots = pilots_module.Pilots(ja.CalibrationOptions(), jax.random.key(0), Ended(60.0))
-    pilots.predicted(claim, of, 0.0)
+    pilots.predicted(CLAIM, of(theta=1e-3), 0.0)
     assert max(pilots.speed) == 2048.0
 
 
 def test_a_checkpoint_is_of_one_job_only():
-    import dp_accounting as dp
-
     others = [
         dict(claim=claim_with(CLAIM, noise_multiplier=1.6)),
         dict(claim=claim_with(CLAIM, epsilon=1.1)),
         dict(claim=claim_with(CLAIM, budget=ja.Budget.split(1e-3))),
-        dict(claim=claim_with(CLAIM, compose_with=dp.GaussianDpEvent(3.0))),
-        dict(claim=claim_with(CLAIM, compose_with=dp.GaussianDpEvent(4.0))),
+        dict(claim=claim_with(CLAIM, compose_with=dp_event.GaussianDpEvent(3.0))),
+        dict(claim=claim_with(CLAIM, compose_with=dp_event.GaussianDpEvent(4.0))),
         dict(claim=claim_with(CLAIM, dataset_size=1000)),
         dict(stop=Stop("fixed", 1000)),
         dict(proposal="plain"),
@@ -510,8 +505,7 @@ def drawn():
 
 def test_certified_believes_counts_alone(drawn):
     assert drawn.certified
-    number = drawn.evidence.remove.num_samples
-    worse = with_side(drawn, "remove", term_counts=((5120, number),))
+    worse = with_side(drawn, "remove", term_counts=((5120, drawn.evidence.remove.num_samples),))
     assert not worse.certified and worse.statement().startswith("NOT CERTIFIED")
     for change in ({"epsilon": 1.4}, {"delta": 0.02}, {"noise_multiplier": 1.4}, {"dataset_size": 50}):
         assert not dataclasses.replace(drawn, claim=claim_with(drawn.claim, **change)).certified, change
@@ -535,8 +529,7 @@ def test_truncated_batches_are_not_dominated():
     """Q is a mixture: both directions are drawn, and evidence that one follows is refused."""
     plan = stored_plan("truncated")
     assert sampled_directions(plan) == ["remove", "add"] and plan.certified
-    forged = structs.replace(plan.evidence, add=Dominated())
-    found = check(plan.claim, forged)
+    found = check(plan.claim, structs.replace(plan.evidence, add=Dominated()))
     assert found.flaws == ("add: the add direction of truncated-b-min-sep needs samples",)
 
 
@@ -608,8 +601,7 @@ def test_the_command_replays(drawn, tmp_path, capsys):
     assert code == 1 and "1 in another bin" in said and "NOT replayed" in said
     code, said = replayed(with_losses(one, provenance=another), path, capsys)
     assert code == 0 and "drawn on another, replayed on" in said
-    all_else = {1024: evidence.remove.num_samples}
-    code, said = replayed(with_losses(all_else, provenance=another), path, capsys)
+    code, said = replayed(with_losses({1024: evidence.remove.num_samples}, provenance=another), path, capsys)
     assert code == 1 and "NOT replayed" in said
 
 
@@ -642,6 +634,10 @@ def draws(loss=0.5, log_weight=0.0) -> Draws:
     return Draws(np.array([0.1, loss]), np.array([0.0, log_weight]))
 
 
+def accepted(theta, rule, bets, weights) -> bool:
+    return checking.accepts(counts(_0=10**6), theta, rule, BUDGET.failure_probability, bets, weights)
+
+
 STAGES = {
     "epsilon of verify": lambda: ja.verify(MECHANISM, NAN, 1e-2),
     "delta of verify": lambda: ja.verify(MECHANISM, 1.0, NAN, budget=BUDGET),
@@ -663,18 +659,10 @@ STAGES = {
     "total variation": lambda: threshold(plain_with(total_variation=NAN), 1e-2),
     "no samples": lambda: of(plain_with(log_scale=NAN)),
     "margin": lambda: hockey_stick.finite_margin(NAN),
-    "theta": lambda: checking.accepts(
-        counts(_0=10**6), NAN, "anytime", BUDGET.failure_probability, (0.5,), (1.0,)
-    ),
-    "theta, fixed": lambda: checking.accepts(
-        counts(_0=10**6), NAN, "fixed", BUDGET.failure_probability, (), ()
-    ),
-    "bets": lambda: checking.accepts(
-        counts(_0=10**6), 0.1, "anytime", BUDGET.failure_probability, (NAN,), (1.0,)
-    ),
-    "weights of bets": lambda: checking.accepts(
-        counts(_0=10**6), 0.1, "anytime", BUDGET.failure_probability, (0.5,), (NAN,)
-    ),
+    "theta": lambda: accepted(NAN, "anytime", (0.5,), (1.0,)),
+    "theta, fixed": lambda: accepted(NAN, "fixed", (), ()),
+    "bets": lambda: accepted(0.1, "anytime", (NAN,), (1.0,)),
+    "weights of bets": lambda: accepted(0.1, "anytime", (0.5,), (NAN,)),
     "pilot": lambda: bounds.default_bets(NAN, counts(_0=10)),
     "prediction": lambda: bounds.predicted_samples(NAN, counts(_0=10), 1e-3),
     "upper bound": lambda: bounds.upper_confidence_bound(counts(_0=10), NAN),
@@ -733,9 +721,7 @@ def test_no_name_of_the_mutants_means_two_things():
 def test_other_processes_do_not_shorten_the_time_for_samples(monkeypatch):
     """The seconds are CPU time of this process on two cores, with an executor those of the wall clock."""
     passed = dict(wall=5.0, cpu=0.0)
-    times = SimpleNamespace(monotonic=lambda: passed["wall"], process_time=lambda: passed["cpu"])
-    monkeypatch.setattr(pilots_module, "time", times)
-    monkeypatch.setattr(pilots_module.os, "cpu_count", lambda: 16)
+    pass_time(monkeypatch, passed, cores=16)
     clocks = []
 
     class Kept(pilots_module.Clock):

@@ -145,8 +145,7 @@ OF_CLAIM = ("overflow_delta", "truncation_delta", "max_batch_size", "expected_ba
 def test_nothing_is_read_that_follows_from_the_claim():
     """A file has no place for scales, thresholds, budget items, verdicts or batch sizes."""
     for kind in KINDS:
-        plan = whole(kind)
-        data = as_json(plan)
+        data = as_json(whole(kind))
         evidence = data["evidence"]
         sides = [("evidence", name) for name in ("remove", "add") if name in evidence]
         for at, names in [
@@ -198,8 +197,7 @@ def test_bets_that_no_verification_makes(kind):
             assert not with_side(plan, direction, bets=bets, bet_weights=weights).certified
         other_rule = {"anytime": "fixed", "fixed": "anytime"}[plan.evidence.rule]
         for rule in (other_rule, "guess", plan.evidence.rule.upper()):
-            evidence = structs.replace(plan.evidence, rule=rule)
-            assert not dataclasses.replace(plan, evidence=evidence).certified
+            assert not dataclasses.replace(plan, evidence=structs.replace(plan.evidence, rule=rule)).certified
         # A rule that has none, where counts alone would do.
         plenty = histograms(plan, direction)
         plenty[0][:], plenty[1][:] = 0, 0
@@ -230,8 +228,7 @@ def test_truncated_batches_are_covered_for_the_plan_s_own_noise():
 
 def test_truncated_batches_need_a_data_set_and_no_composition():
     """Either holds alone."""
-    event = dp.GaussianDpEvent(20.0)
-    both = analytic(TRUNCATED, 2.0, 1e-3, compose_with=event)
+    both = analytic(TRUNCATED, 2.0, 1e-3, compose_with=dp.GaussianDpEvent(20.0))
     assert loaded(both).certified and loaded(truncated_plan(TRUNCATED, 2.0)).certified
     data = as_json(truncated_plan(TRUNCATED, 2.0))
     composed = as_json(both)["claim"]["compose_with"]
@@ -246,8 +243,7 @@ def test_truncated_batches_need_a_data_set_and_no_composition():
 def test_what_is_spent_on_sizes_is_not_spent_again():
     """A budget of all of delta leaves nothing for batches that are truncated, or too large."""
     all_of_it = ja.Budget.split(1e-3)
-    stopping = analytic(TRUNCATED, 2.0, 1e-3, dataset_size=500)
-    for plan in (truncated_plan(TRUNCATED, 2.0), stopping):
+    for plan in (truncated_plan(TRUNCATED, 2.0), analytic(TRUNCATED, 2.0, 1e-3, dataset_size=500)):
         assert loaded(plan).certified and 0 < plan.claim.reserved < 1e-5
         spent = dataclasses.replace(plan, claim=claim_with(plan.claim, budget=all_of_it))
         refused("the budget spends", loaded, spent)

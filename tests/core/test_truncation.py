@@ -1,7 +1,6 @@
-"""Batches truncated to a maximum: the reserve against the exact pair of arXiv 2602.09338, appendix D; the
-trainer."""
+"""Batches truncated to a maximum: the trainer, and the reserve against arXiv 2602.09338's appendix D."""
 
-import functools
+import dataclasses
 import itertools
 import math
 
@@ -15,13 +14,11 @@ from jaxacct.calibration.grid import Problem
 from jaxacct.core import truncation
 from jaxacct.core.truncation import MAX_SECOND_MOMENT, covers, reserve
 from jaxacct.schemes.protocol.batch_sizes import max_batch_size
+from tests.oracles import tuples
+from tests.oracles.settings import PRODUCTION
 from tests.refusals import refused
 from tests.stored_plans import forged, loaded
 from train.batches.sampler import Sampler
-
-PRODUCTION = ja.BMinSep.from_batch_size(
-    dataset_size=14_745_600, batch_size=1793, iterations=7200, min_separation=256
-)
 
 
 def pair_given(others, most: int, p: float, steps: int):
@@ -43,25 +40,12 @@ def pair_given(others, most: int, p: float, steps: int):
 
 def truncated_deltas(size, most, p, sigma, steps, epsilons, direction) -> np.ndarray:
     """H of appendix D's pair together with the others' batch sizes, on a grid of outputs."""
-    axis = np.linspace(-2 - 8 * sigma, 3 + 8 * sigma, 4001 if steps == 1 else 401)
-    spacing = (axis[1] - axis[0]) ** steps
-
-    @functools.cache
-    def density(mean):
-        factors = np.exp(-((axis - np.array(mean)[:, None]) ** 2) / 2 / sigma**2)
-        return functools.reduce(np.multiply.outer, factors / np.sqrt(2 * np.pi * sigma**2))
-
     total, distribution = np.zeros(len(epsilons)), stats.binom(size - 1, p)
     for others in itertools.product(range(size), repeat=steps):
-        pair = pair_given(others, most, p, steps)
-        first, second = (
-            sum(w * density(z) for w, z in zip([v for v, *_ in pair], means, strict=True))
-            for means in ([x for _, x, _ in pair], [y for *_, y in pair])
-        )
-        if direction == "add":
-            first, second = second, first
-        divergences = [np.maximum(0, first - math.exp(e) * second).sum() * spacing for e in epsilons]
-        total += np.prod(distribution.pmf(others)) * np.array(divergences)
+        weights, x, y = map(np.array, zip(*pair_given(others, most, p, steps), strict=True))
+        pair, points = ((x, weights), (y, weights)), 4001 if steps == 1 else 401
+        divergences = tuples.divergence(*pair, sigma, epsilons, direction, points=points)
+        total += np.prod(distribution.pmf(others)) * divergences
     return total
 
 
@@ -114,13 +98,6 @@ def test_a_plan_with_truncation(tmp_path):
     refused("the budget spends", lambda: loaded(forged(plan, truncate_to=73)))
 
 
-def test_a_huge_second_moment_is_not_covered():
-    mechanism = ja.Mechanism(ja.BMinSep(1024, 8, 0.02), ja.BandedToeplitz.square_root(8), 0.3)
-    assert not covers(mechanism, 30.0)
-    assert covers(ja.Mechanism(mechanism.scheme, mechanism.strategy, 4.0), 30.0)
-    assert MAX_SECOND_MOMENT > 1
-
-
 def test_candidates_whose_noise_is_not_covered_have_no_claim(monkeypatch):
     scheme = ja.BMinSep.from_batch_size(dataset_size=3000, batch_size=50, iterations=60, min_separation=6)
     sizes = dict(dataset_size=3000, truncate_to=74)
@@ -130,11 +107,14 @@ def test_candidates_whose_noise_is_not_covered_have_no_claim(monkeypatch):
     assert problem.claim(0.9) == (None, "max_batch_size cannot be accounted for at noise multiplier 0.9")
 
 
-@pytest.mark.parametrize(("factor", "is_covered"), [(0.999, True), (1.001, False)])
-def test_covered_up_to_the_second_moment_that_was_allowed_for(factor, is_covered, monkeypatch):
+def test_covered_up_to_the_second_moment_that_was_allowed_for(monkeypatch):
     mechanism = ja.Mechanism(ja.BMinSep(1024, 8, 0.02), ja.BandedToeplitz.square_root(8), 4.0)
-    monkeypatch.setattr(truncation, "log_normalizer", lambda *_: math.log(factor * MAX_SECOND_MOMENT))
-    assert covers(mechanism, 30.0) is is_covered
+    assert covers(mechanism, 30.0) and MAX_SECOND_MOMENT > 1
+    assert not covers(dataclasses.replace(mechanism, noise_multiplier=0.3), 30.0)
+    for factor, is_covered in ((0.999, True), (1.001, False)):
+        log_moment = math.log(factor * MAX_SECOND_MOMENT)
+        monkeypatch.setattr(truncation, "log_normalizer", lambda *_, log_moment=log_moment: log_moment)
+        assert covers(mechanism, 30.0) is is_covered
 
 
 def test_the_add_direction_of_a_small_epsilon_pays_for_every_batch_that_may_be_truncated():
@@ -159,8 +139,7 @@ def test_bad_input():
 
 def test_without_a_normalizer_tails_are_not_covered():
     """Replicas of order 2 bound the tail that `reserve` depends on; columns that overlap have none."""
-    overlapping = ja.Dense(np.array([[1.0, 0.0], [0.5, 1.0]]))
-    mechanism = ja.Mechanism(ja.Poisson(2, 0.3), overlapping, 0.9)
+    mechanism = ja.Mechanism(ja.Poisson(2, 0.3), ja.Dense(np.array([[1.0, 0.0], [0.5, 1.0]])), 0.9)
     assert mechanism.scheme.replicas(mechanism) is None and truncation.tail_bound(mechanism.scheme, 8.0) < 1
     assert not covers(mechanism, 8.0)
     assert covers(ja.Mechanism(ja.Poisson(2, 0.3), ja.BandedToeplitz.identity(), 0.9), 8.0)

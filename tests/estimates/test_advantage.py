@@ -11,7 +11,7 @@ from jaxacct.core import text
 from jaxacct.kernels.randomness import key_from_words
 from jaxacct.report import risk
 from jaxacct.report.html import report
-from tests.oracles.enumeration import pattern_distribution
+from tests.oracles.enumeration import log_ratio, strategy_matrix, vectors
 from tests.refusals import refused
 from tests.stored_plans import as_json
 
@@ -32,20 +32,15 @@ def plan() -> Plan:
 
 def best_test(plan: Plan, noise_multiplier: float) -> float:
     """True minus false positive rate of "the likelihood ratio is above 1", on fresh outputs of each kind."""
-    n, c = SCHEME.iterations, plan.mechanism.strategy.array
-    full = np.array([[c[i - j] if 0 <= i - j < len(c) else 0.0 for j in range(n)] for i in range(n)])
-    distribution = pattern_distribution(SCHEME)
-    signals = np.array(list(distribution), float) @ full.T
-    weights = np.array(list(distribution.values()))
-    random = np.random.default_rng(3)
+    n, c, random = SCHEME.iterations, plan.mechanism.strategy.array, np.random.default_rng(3)
+    patterns, weights = vectors(SCHEME)
+    members = patterns[random.choice(len(weights), DRAWS, p=weights / weights.sum())]
 
-    def positive(means) -> float:
-        outputs = means + noise_multiplier * random.standard_normal((DRAWS, n))
-        logs = (outputs @ signals.T - (signals**2).sum(axis=1) / 2) / noise_multiplier**2
-        return float((np.exp(logs) @ weights > 1).mean())
+    def positive(x) -> float:
+        outputs = x @ strategy_matrix(c, n, n).T + noise_multiplier * random.standard_normal((DRAWS, n))
+        return float((log_ratio(SCHEME, c, noise_multiplier, outputs) > 0).mean())
 
-    members = signals[random.choice(len(weights), DRAWS, p=weights / weights.sum())]
-    return positive(members) - positive(0.0)
+    return positive(members) - positive(np.zeros(n))
 
 
 def test_no_test_gains_more_and_one_would_with_less_noise(plan):
@@ -70,5 +65,4 @@ def test_the_plan_says_it_and_is_read_back(plan):
     for change in ({"delta": 0.25}, {"epsilon": -0.1}, {"epsilon": 0.1}):
         refused(r"plan|epsilon|budget", Plan.from_json, data | {"claim": data["claim"] | change})
     assert "more than 0.3 above" in report(plan)  # and its pictures can be made
-    spent = math.fsum(delta for _, delta in text.budget_items(plan.verdict))
-    assert spent <= ADVANTAGE
+    assert math.fsum(delta for _, delta in text.budget_items(plan.verdict)) <= ADVANTAGE

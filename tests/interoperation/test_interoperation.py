@@ -28,22 +28,22 @@ from jaxacct.interoperation import (
 from jaxacct.interoperation.pessimistic_pld import INTERVAL
 from jaxacct.strategies.banded_inverse import BandedInverse
 from tests.oracles.chi_square import chi_square_p_value
+from tests.oracles.composed_losses import sampled
 from tests.oracles.enumeration import pattern_distribution
 from tests.refusals import refused
 
 ZERO_OUT = dp_accounting.NeighboringRelation.REPLACE_SPECIAL
 
 
-def sampled_deltas(epsilon, sigma, p):
-    """(remove, add) of one Poisson-sampled Gaussian, closed form, epsilon >= 0 and arrays."""
-    t = np.expm1(epsilon) / p
-    up = np.log1p(t)  # P/Q = 1 - p + p e^r; above e^epsilon where r > ln(1 + t)
-    place = sigma * up + 0.5 / sigma
-    remove = (1 - p - np.exp(epsilon)) * norm.sf(place) + p * norm.sf(place - 1 / sigma)
-    ratio = 1 - (1 - np.exp(-epsilon)) / p
-    low = np.where(ratio > 0, sigma * np.log(np.maximum(ratio, 1e-300)) + 0.5 / sigma, -np.inf)
-    add = norm.cdf(low) * (1 - np.exp(epsilon) * (1 - p)) - np.exp(epsilon) * p * norm.cdf(low - 1 / sigma)
-    return remove, np.where(ratio > 0, add, 0.0)
+@functools.cache
+def sampled_delta(epsilon: float, sigma: float, p: float, remove: bool) -> float:
+    return float(sampled(epsilon, p, sigma, remove))
+
+
+def sampled_deltas(epsilons, sigma, p) -> list[np.ndarray]:
+    """[remove, add] of one Poisson-sampled Gaussian."""
+    sides = (True, False)
+    return [np.array([sampled_delta(float(e), sigma, p, side) for e in np.ravel(epsilons)]) for side in sides]
 
 
 def profile_of(epsilons, remove, add, confidence=1 - 1e-9) -> Profile:
@@ -76,7 +76,7 @@ def test_it_dominates_and_is_tight_at_every_epsilon():
     """At points of the grid, between them, and in compositions with itself and a Gaussian."""
     found = exported()
     for epsilon in [0.0, 0.0101, 0.5, 1.2345, 3.0, 5.99]:
-        exact = max(map(float, sampled_deltas(np.float64(epsilon), 0.8, 0.2)))
+        exact = np.max(sampled_deltas(epsilon, 0.8, 0.2))
         assert exact <= found.delta(epsilon) <= exact * 1.02 + 2e-9
     twice = found.compose(found).compose(gaussian())
     truth = gaussian(0.8, sampling_prob=0.2, **BELOW).self_compose(2).compose(gaussian(**BELOW))
@@ -113,35 +113,25 @@ def test_bounds_that_wobble_still_dominate():
     wobble[0][3:7] = [1, np.nan, np.inf, 1]
     found = pld_of_profile(profile_of(GRID, *wobble))
     for epsilon in np.linspace(0, 6, 50):
-        exact = max(map(float, sampled_deltas(epsilon, 0.8, 0.2)))
-        assert exact <= found.delta(epsilon)
+        assert np.max(sampled_deltas(epsilon, 0.8, 0.2)) <= found.delta(epsilon)
     masses = found.pld._pmf_remove.to_dense_pmf()._probs
     assert masses.min() >= -1e-15 and masses.sum() + found.pld._pmf_remove._infinity_mass == pytest.approx(1)
 
 
-@pytest.mark.parametrize(
-    ("epsilons", "line"),
-    [
+def test_profiles_that_cannot_be_used():
+    """With a confidence above 1 the failure probability would be negative, and delta too small."""
+    for epsilons, line in (
         ([0.1, 0.2], "first of them 0"),
         ([0.0], "at least two"),
         ([0.0, 0.0105], "multiples of 0.001"),
         ([0.0, 501.0], "up to 500"),
-    ],
-)
-def test_a_profile_that_cannot_be_used(epsilons, line):
-    grid = np.array(epsilons)
-    refused(line, lambda: pld_of_profile(profile_of(grid, grid + 0.5, grid + 0.5)))
-
-
-def test_a_confidence_that_is_none_is_refused():
-    """Above 1 the failure probability would be negative, and delta too small."""
-    good = profile_of(GRID, *sampled_deltas(GRID, 0.8, 0.2))
+    ):
+        grid = np.array(epsilons)
+        refused(line, pld_of_profile, profile_of(grid, grid + 0.5, grid + 0.5))
+    ones, (remove, add) = np.ones(GRID.size), sampled_deltas(GRID, 0.8, 0.2)
     for bad in (0.0, 1.0, 2.0, math.nan):
+        good = profile_of(GRID, remove, add)
         refused("confidence must be in", pld_of_profile, dataclasses.replace(good, confidence=bad))
-
-
-def test_a_trivial_profile():
-    ones, remove = np.ones(GRID.size), sampled_deltas(GRID, 0.8, 0.2)[0]
     for pair in ((ones, ones), (remove, ones), (ones, remove)):
         refused("below 1 in both directions", pld_of_profile, profile_of(GRID, *pair))
 
@@ -213,8 +203,7 @@ def test_jax_privacys_sampler_has_the_distribution_of_the_scheme(scheme):
 
 def test_poisson_without_barring_has_no_warm_start():
     """jax-privacy fails to make the warm start of a separation of 1; it is the cold one's distribution."""
-    selection = batch_selection(BMinSep(4, 1, 0.5))
-    assert [batch.size for batch in selection.batch_iterator(0, rng=0)] == [0] * 4
+    assert [batch.size for batch in batch_selection(BMinSep(4, 1, 0.5)).batch_iterator(0, rng=0)] == [0] * 4
 
 
 def test_parts_of_equal_size_are_refused_as_the_others_give_an_example_away():
@@ -306,8 +295,7 @@ def test_only_what_is_of_one_adjacency_composes():
     assert found.compose(gaussian(), "replace-one").compose(found).adjacency == "replace-one"
     refused("adjacency must be", found.compose, gaussian(), "replace-two")
     mechanism = Mechanism(Poisson(2, 0.3), BandedToeplitz.identity(), 2.0, "replace-one")
-    drawn = dominating_pld(mechanism, max_epsilon=1.0, points=2, num_samples=2048)
-    assert drawn.adjacency == "replace-one"
+    assert dominating_pld(mechanism, max_epsilon=1.0, points=2, num_samples=2048).adjacency == "replace-one"
 
 
 @pytest.mark.parametrize("interval", [INTERVAL, 1e-4])
@@ -326,8 +314,7 @@ def test_a_distribution_of_dp_accounting_composes(interval):
 
 @pytest.mark.parametrize("grid", [1e-4, 1e-3, 7e-4, 3e-5])
 def test_a_curve_on_another_grid_is_above_the_divergence(grid):
-    given = privacy_loss_distribution.from_gaussian_mechanism(1.5, neighboring_relation=ZERO_OUT)
-    curve = curve_of_pld(given, 1e-4, grid)
+    curve = curve_of_pld(gaussian(1.5, value_discretization_interval=1e-4), 1e-4, grid)
     np.testing.assert_allclose(curve.losses / grid, np.round(curve.losses / grid), atol=1e-6)
     losses = np.linspace(-2.0, 4.0, 301)
     exact = norm.cdf(0.5 / 1.5 - 1.5 * losses) - np.exp(losses) * norm.cdf(-0.5 / 1.5 - 1.5 * losses)

@@ -22,7 +22,7 @@ from jaxacct.schemes.replicas import table as pairs
 from jaxacct.schemes.replicas.table_weights import min_event, outcomes_of_two, rows_of, weights_of
 from jaxacct.strategies.stationary import circulant_length
 from tests.oracles import enumeration
-from tests.proposals_by_name import replica_proposal
+from tests.proposals_by_name import proposal_by_name
 
 KEY = jax.random.key(0)
 
@@ -164,16 +164,17 @@ def test_no_state_of_a_pair_has_an_event_more_seldom_than_reserved(scheme):
 def test_a_weight_is_off_by_what_its_loss_is_times_the_replicas_less_one(m, monkeypatch):
     """Draws with given losses, and the same a little higher: weights fall by `weight_error`."""
     mechanism = Mechanism(Poisson(20, 0.01), BandedToeplitz((1.0,)), 1.0)
-    proposal = replica_proposal(mechanism, m, 1.0)
+    proposal = proposal_by_name(mechanism, 1.0, "remove", f"replicas:{m}")
     assert proposal.replicas == m
     losses = jnp.linspace(-1.0, 3.0, randomness.BLOCK_SIZE)
-    found = []
-    for off in (0.0, 0.25):
-        monkeypatch.setattr(replicas, "loss_of_scores", lambda *a, off=off: losses + off)
-        draws = proposal.draw_block(
-            KEY, mechanism.scheme, mechanism.strategy, 1.0, proposal.tables(), np.float32
-        )
-        found.append(np.asarray(draws.log_weight, np.float64))
+
+    @jax.jit
+    def log_weights(off):
+        monkeypatch.setattr(replicas, "loss_of_scores", lambda *_: losses + off)
+        given = mechanism.scheme, mechanism.strategy, 1.0, proposal.tables()
+        return proposal.draw_block(KEY, *given, np.float32).log_weight
+
+    found = [np.asarray(log_weights(np.float32(off)), np.float64) for off in (0.0, 0.25)]
     np.testing.assert_allclose(found[0] - found[1], proposal.weight_error(0.25), rtol=1e-5)
     most = proposal.log_normalizer + (1 - m) * np.asarray(losses)
     assert (found[0] <= most + 1e-5).all() and (m > 2 or np.allclose(found[0], most, rtol=1e-5))

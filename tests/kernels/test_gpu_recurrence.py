@@ -14,6 +14,7 @@ from jaxacct.kernels.table import first_values
 from jaxacct.proposals import base as proposals
 from jaxacct.schemes.table import SamplingTable
 from tests.oracles import enumeration
+from tests.oracles.settings import slow
 
 
 def path_of(n: int, lockout, starts: int, p: float = 0.3) -> tuple:
@@ -38,17 +39,12 @@ def step_by_step(ratios, weights, certain, lockout, starts: int) -> np.ndarray:
     [
         (31, 2, 2, 5, 1e-6, 300.0),
         (40, np.arange(40) % 5 + 2, 3, 131, 0.3, 3.0),
-        *(
-            pytest.param(*row, marks=pytest.mark.slow)
-            for row in (
-                (1, 2, 1, 1, 0.3, 3.0),
-                (64, 16, 16, 128, 0.3, 3.0),
-                (65, 16, 1, 3, 0.3, 300.0),
-                (5, 9, 5, 7, 0.3, 3.0),
-                (100, 33, 33, 257, 1e-6, 300.0),
-                (100, np.arange(100, 0, -1) + 1, 50, 3, 0.01, 30.0),
-            )
-        ),
+        slow(1, 2, 1, 1, 0.3, 3.0),
+        slow(64, 16, 16, 128, 0.3, 3.0),
+        slow(65, 16, 1, 3, 0.3, 300.0),
+        slow(5, 9, 5, 7, 0.3, 3.0),
+        slow(100, 33, 33, 257, 1e-6, 300.0),
+        slow(100, np.arange(100, 0, -1) + 1, 50, 3, 0.01, 30.0),
     ],
 )
 def test_kernel_against_the_recurrence_in_float64(n, lockout, starts, num_samples, p, scale):
@@ -105,11 +101,11 @@ def test_what_the_kernel_covers(monkeypatch, x64):
 @pytest.mark.parametrize(
     ("n", "b", "bands", "p", "warm"),
     [
-        pytest.param(1, 2, 2, 0.5, True, marks=pytest.mark.slow),
-        pytest.param(5, 9, 4, 0.9, False, marks=pytest.mark.slow),
-        pytest.param(40, 3, 3, 1.0, True, marks=pytest.mark.slow),
+        slow(1, 2, 2, 0.5, True),
+        slow(5, 9, 4, 0.9, False),
+        slow(40, 3, 3, 1.0, True),
         (41, 6, 6, 0.3, True),
-        pytest.param(64, 8, 1, 0.2, False, marks=pytest.mark.slow),
+        slow(64, 8, 1, 0.2, False),
     ],
 )
 def test_windows_are_the_signal(n, b, bands, p, warm, x64, key):

@@ -11,6 +11,7 @@ from jaxacct.kernels import programs
 from jaxacct.proposals.base import draw_blocks, plain
 from jaxacct.schemes import BMinSep, CyclicPoisson, MultiAttribution, Poisson, TruncatedBMinSep
 from jaxacct.schemes.users.independent_attribution import IndependentAttribution
+from tests.oracles.settings import slow
 from tests.refusals import refused
 
 _SCHEMES = {
@@ -44,9 +45,9 @@ IN_CI = ("b-min-sep", "remove"), ("poisson", "remove")
     ("scheme", "direction"),
     [
         *IN_CI,
-        pytest.param("truncated-b-min-sep", "add", marks=pytest.mark.slow),
+        slow("truncated-b-min-sep", "add"),
         *(
-            pytest.param(scheme, direction, marks=pytest.mark.slow)
+            slow(scheme, direction)
             for scheme in list(_SCHEMES)[:-1]
             for direction in ("remove", "add")
             if (scheme, direction) not in IN_CI
@@ -61,8 +62,7 @@ def test_another_probability_and_other_coefficients_make_the_same_program(scheme
     """
     make, bands = _SCHEMES[scheme], 1 if scheme == "poisson" else 2
     first = program_of(Mechanism(make(0.011), BandedToeplitz.square_root(bands), 1.0), direction)
-    other = BandedToeplitz((1.0, 1.0)[:bands])
-    assert first == program_of(Mechanism(make(0.012), other, 2.0), direction)
+    assert first == program_of(Mechanism(make(0.012), BandedToeplitz((1.0, 1.0)[:bands]), 2.0), direction)
 
 
 def test_a_number_that_is_not_passed_is_part_of_the_program():
@@ -189,8 +189,7 @@ def test_blocks_run_until_the_last_is_done():
     np.testing.assert_array_equal(turns, [10, 10, 10])
     np.testing.assert_array_equal(own, [[0, 1, 2], [0, 0, 0], [10, 2, 1]])
     assert not left.any()
-    nested = jax.vmap(jax.vmap(halve))(counts[:, None])
-    np.testing.assert_array_equal(nested[1][:, 0], own)
+    np.testing.assert_array_equal(jax.vmap(jax.vmap(halve))(counts[:, None])[1][:, 0], own)
     assert [int(halve(row)[0]) for row in counts] == [2, 0, 10]
 
 
@@ -199,5 +198,4 @@ def test_options_for_the_compiler_change_no_draw():
     """A program called alone has them, inside of another one it has not."""
     fixed, keys, _ = arguments_of(Mechanism(BMinSep(6, 2, 0.2), BandedToeplitz.square_root(2), 1.0), "remove")
     alone = draw_blocks(*fixed, 1.0, (), keys).loss
-    inside = jax.jit(lambda keys: draw_blocks(*fixed, 1.0, (), keys).loss)(keys)
-    assert alone.tolist() == inside.tolist()
+    assert alone.tolist() == jax.jit(lambda keys: draw_blocks(*fixed, 1.0, (), keys).loss)(keys).tolist()

@@ -60,12 +60,10 @@ def test_words_drawn_flat_are_those_of_jax(shape):
     expected, *ways = drawn(jax.random.key(3))
     for found in ways:
         np.testing.assert_array_equal(found, expected)
-
-
-def test_words_of_some_places_are_those_of_all():
-    key, places = jax.random.key(3), jnp.asarray([[4, 0], [1, 1]])
-    at, words = jax.jit(lambda key: (threefry.bits_32_at(key, 5, places), threefry.bits_32(key, (5,))))(key)
-    np.testing.assert_array_equal(at, np.asarray(words)[places])
+    if len(shape) == 1:  # words of some places are those of all
+        places = jnp.asarray([[4, 0], [1, 1]])
+        at = jax.jit(lambda key: threefry.bits_32_at(key, shape[0], places))(jax.random.key(3))
+        np.testing.assert_array_equal(at, np.asarray(expected)[places])
 
 
 def test_tails_beyond_jax(pair):

@@ -45,9 +45,7 @@ def test_tree_sum(size):
 
 
 def test_gradients_flow(x64):
-    """Tangents of L are minorants (proofs/derivations.md, 9), so the recurrence must differentiate, p = 1
-    included.
-    """
+    """Tangents of L are minorants (proofs/derivations.md, 9): it must differentiate, also at p = 1."""
     for p in (0.2, 1.0):
         gradient = jax.jit(jax.grad(BMinSep(10, 3, p).log_likelihood_ratios))(np.zeros(10))
         assert np.all(np.isfinite(gradient))
@@ -73,13 +71,10 @@ def test_a_certain_participation_adds_up_thousands_of_ratios():
 # Planted mistakes of shape and dtype, which would broadcast or widen, are refused.
 
 
-def test_overlaps_have_an_axis_for_every_step_apart():
+def test_overlaps_have_an_axis_for_every_step_apart_and_scores_one_for_every_step():
     options = dict(processes=2, log_p=-1.0, log_q=-0.5, block=2)
     with pytest.raises(AssertionError, match="assert_axis_dimension"):
         interacting_recurrence.interacting_log_recurrence(jnp.ones((4, 3)), jnp.ones((4, 1)), **options)
-
-
-def test_scores_of_another_horizon():
     with pytest.raises(AssertionError, match="assert_shape"):
         loss_of_scores(Poisson(4, 0.5), BandedToeplitz.identity(), jnp.ones((3, 1)), 1.0)
 

@@ -99,9 +99,9 @@ def divergence(steps: int, q: float, sigma: float, epsilon: float, remove: bool,
     return total * spacing / mp.pi * mp.exp(scale), abs(value)
 
 
-def gaussian(epsilon: float, mu):
-    """H(epsilon) of N(mu, 1) against N(0, 1), by its definition in 60 digits."""
-    with mp.workdps(DIGITS):
+def gaussian(epsilon: float, mu, digits: int = DIGITS):
+    """H(epsilon) of N(mu, 1) against N(0, 1), by its definition in so many digits."""
+    with mp.workdps(digits):
         mu, epsilon = mp.mpf(mu), mp.mpf(epsilon)
         return mp.ncdf(mu / 2 - epsilon / mu) - mp.exp(epsilon) * mp.ncdf(-mu / 2 - epsilon / mu)
 

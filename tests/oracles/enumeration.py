@@ -135,10 +135,10 @@ def _custom(scheme):
     return distribution
 
 
-def _independent_attribution(scheme):
-    """Sums over all tuples of the vectors of single examples."""
-    one, distribution = _renewal(scheme, 1), {(0,) * scheme.iterations: 1.0}
-    for _ in range(scheme.examples_per_user):
+def sums_of(one, number: int) -> dict[tuple[int, ...], float]:
+    """Distribution of the sum of so many independent vectors."""
+    distribution = {(0,) * len(next(iter(one))): 1.0}
+    for _ in range(number):
         more: dict[tuple[int, ...], float] = {}
         for x, weight in distribution.items():
             for y, other in one.items():
@@ -157,7 +157,7 @@ _BY_NAME = {
     "epochwise-allocation": _epochwise_allocation,
     "custom": _custom,
     "multi-attribution": lambda scheme: _renewal(scheme, scheme.examples_per_user),  # theorem 6.1
-    "independent-attribution": _independent_attribution,
+    "independent-attribution": lambda scheme: sums_of(_renewal(scheme, 1), scheme.examples_per_user),
 }
 
 
@@ -172,12 +172,7 @@ def strategy_matrix(coefficients, rows: int, columns: int) -> np.ndarray:
 
 
 def log_mixture(distribution, dense, sigma: float, outputs: np.ndarray) -> np.ndarray:
-    """ln of the density of `C x + sigma z` over that of `sigma z` at (batch, rows) outputs.
-
-    Args:
-      distribution: {x: probability}.
-      dense: C, (rows, n).
-    """
+    """ln of the density of `C x + sigma z`, C `dense`, over that of `sigma z` at (batch, rows) outputs."""
     patterns, weights = arrays(distribution)
     means = patterns @ dense.T
     exponents = (outputs @ means.T - (means**2).sum(1) / 2) / sigma**2 + np.log(weights)
@@ -188,3 +183,22 @@ def log_ratio(scheme, coefficients, sigma: float, outputs: np.ndarray) -> np.nda
     """ln P/Q of (batch, rows) outputs by summing over every participation vector."""
     dense = strategy_matrix(coefficients, outputs.shape[1], scheme.iterations)
     return log_mixture(pattern_distribution(scheme), dense, sigma, outputs)
+
+
+def allowed_steps(limits):
+    """Yield the steps of every pattern of fixed-order batches, from the definition.
+
+    Args:
+      limits: with iterations, min_separation, participations and steps_per_epoch, or None.
+    """
+    epoch = limits.steps_per_epoch
+    for number in range(1, min(limits.participations, limits.iterations) + 1):
+        for steps in itertools.combinations(range(limits.iterations), number):
+            apart = all(later - step >= limits.min_separation for step, later in itertools.pairwise(steps))
+            if apart and (not epoch or len({step // epoch for step in steps}) == number):
+                yield list(steps)
+
+
+def max_square_norm(matrix: np.ndarray, limits) -> float:
+    """The largest `||C x||^2` over all patterns of fixed-order batches."""
+    return max(float(np.square(matrix[:, steps].sum(axis=1)).sum()) for steps in allowed_steps(limits))

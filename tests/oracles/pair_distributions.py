@@ -86,11 +86,7 @@ def batch_size_distributions(scheme, others: int) -> np.ndarray:
 
 
 def min_p_value(drawn: np.ndarray, distributions: np.ndarray) -> float:
-    """Of exact binomial tails, two-sided, of every count of every pair of steps, times their number.
-
-    Args:
-      drawn: (samples, n) counts.
-    """
+    """Of exact two-sided binomial tails, each count of (samples, n) of each two steps, times their number."""
     samples, width = len(drawn), distributions.shape[2]
     drawn = drawn.astype(int)
     assert drawn.min() >= 0 and drawn.max() < width

@@ -4,6 +4,9 @@ import pytest
 
 from jaxacct.schemes import BallsInBins, BMinSep, CyclicPoisson, MultiAttribution, Poisson
 
+PRODUCTION = BMinSep.from_batch_size(
+    dataset_size=14_745_600, batch_size=1793, iterations=7200, min_separation=256
+)
 # (scheme, bands): cold and warm, n not a multiple of b, n < b, b = 1, p = 1, n = 1.
 SMALL = [
     (Poisson(8, 0.2), 1),

@@ -17,8 +17,7 @@ def edges(m: int) -> tuple[list[int], list[int]]:
 
 
 def second_batch(m: int, p: float) -> np.ndarray:
-    """(m + 1,) the distribution of the number of others in the second batch when example 0 was not sampled at
-    step 1."""
+    """(m + 1,) the distribution of others in the second batch when example 0 was not sampled at step 1."""
     return stats.binom.pmf(np.arange(m + 1), m, p * (1 - p))
 
 
@@ -35,8 +34,7 @@ def exact_delta(m: int, p: float, sigma: float, epsilon: float, direction: str) 
     empty = stats.norm.pdf(grid, 0, sigma)
     density = p * empty + (1 - p) * absent
     rate = np.divide(p * empty, density, out=np.zeros_like(density), where=density > 0)
-    term = _sampled_gaussian(rate, sigma, epsilon, direction)
-    return float(np.trapezoid(density * term, grid))
+    return float(np.trapezoid(density * _sampled_gaussian(rate, sigma, epsilon, direction), grid))
 
 
 def _sampled_gaussian(rate, sigma: float, epsilon: float, direction: str):

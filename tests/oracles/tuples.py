@@ -1,13 +1,11 @@
 """Enumeration over tuples of participation vectors, and exact deltas, in float64 NumPy; no kernel of ours."""
 
-import functools
-import itertools
 import math
 
 import numpy as np
-from scipy import integrate
+from scipy import stats
 
-from tests.oracles.enumeration import strategy_matrix, vectors
+from tests.oracles.enumeration import arrays, strategy_matrix, vectors
 
 
 def count_distribution(
@@ -41,56 +39,44 @@ def count_distribution(
     return z, {tuple(int(k) for k in key): s / z for key, s in zip(keys, sums, strict=True)}
 
 
-@functools.cache
-def one_step_delta(sigma: float, p: float, epsilon: float, direction: str) -> float:
-    """delta(epsilon) of one Poisson-sampled Gaussian step by quadrature."""
+def divergence(p, q, sigma: float, epsilon, direction: str = "remove", *, dense=None, points: int = 1200):
+    """Return H(p, q) at e^epsilon, or H(q, p) in the add direction, of mixtures of normals, on a grid.
 
-    def normal(y, mean):
-        return math.exp(-((y - mean) ** 2) / 2 / sigma**2) / sigma / math.sqrt(2 * math.pi)
+    By the rectangle rule along each axis, which converges fast but for the kink: its error is of the order
+    of the squared spacing.
 
-    def q_density(y):
-        return normal(y, 0)
-
-    def p_density(y):
-        return (1 - p) * normal(y, 0) + p * normal(y, 1)
-
-    first, second = (p_density, q_density) if direction == "remove" else (q_density, p_density)
-
-    def integrand(y):
-        return max(0.0, first(y) - math.exp(epsilon) * second(y))
-
-    grid = np.linspace(-15 * sigma, 1 + 15 * sigma, 4001)
-    return sum(
-        integrate.quad(integrand, a, b, epsabs=0, epsrel=1e-10, limit=200)[0]
-        for a, b in itertools.pairwise(grid[::50])
-    )
+    Args:
+      p: {mean: probability} or (means, probabilities), as q; standard deviations are all `sigma`.
+      epsilon: a number, or an array.
+      dense: (rows, n): means are `dense @ mean`.
+      points: of each axis.
+    """
+    parts = [part if isinstance(part, tuple) else arrays(part) for part in (p, q)]
+    means = np.concatenate([np.reshape(part, (len(weights), -1)) for part, weights in parts])
+    means = means if dense is None else means @ dense.T
+    axis, spacing = np.linspace(means.min() - 8 * sigma, means.max() + 8 * sigma, points, retstep=True)
+    *others, last = (stats.norm.pdf(axis, row[:, None], sigma) * spacing for row in means.T)
+    # A density is a product of matrices, here in slices: all axes but the last one by the last one.
+    left = np.ones((len(means), 1))
+    for factor in others:
+        left = (left[:, :, None] * factor[:, None, :]).reshape(len(means), -1)
+    sides = slice(None, len(parts[0][1])), slice(len(parts[0][1]), None)
+    total = np.zeros(np.size(epsilon))
+    for part in np.array_split(left, 1 + left.shape[1] // 256, axis=1):
+        masses = [(w[:, None] * part[at]).T @ last[at] for (_, w), at in zip(parts, sides, strict=True)]
+        first, second = masses if direction == "remove" else masses[::-1]
+        total += [np.maximum(0, first - math.exp(e) * second).sum() for e in np.ravel(epsilon)]
+    return total.reshape(np.shape(epsilon))
 
 
 def two_step_delta(
-    scheme, coefficients, sigma: float, epsilon: float, direction: str, rows: int | None = None
-) -> float:
-    """delta(epsilon) of a two-step mechanism with at most two bands; rows as for `count_distribution`.
-
-    Rows beyond the second carry signal only through the second column, so a grid over all rows is summed
-    with the trapezoidal rule, which converges fast for smooth decaying integrands; the kink costs accuracy
-    of the order of the squared spacing.
-    """
-    patterns, weights = vectors(scheme)
-    rows = scheme.iterations + len(coefficients) - 1 if rows is None else rows
-    means = patterns @ strategy_matrix(coefficients, rows, scheme.iterations).T
-    axis = np.linspace(-7 * sigma, 7 * sigma + 1.2, 260 if rows == 3 else 1200)
-    spacing = (axis[1] - axis[0]) ** rows
-
-    def along(row):
-        return np.exp(-((axis - row[:, None]) ** 2) / 2 / sigma**2) / np.sqrt(2 * np.pi * sigma**2)
-
-    # A factor for each row of C: of every pattern, and of none. P is a product of matrices, in slices.
-    factors = [along(np.append(row, 0.0)) for row in means.T]
-    left = functools.reduce(lambda a, b: (a[:, :, None] * b[:, None, :]).reshape(len(a), -1), factors[:-1])
-    last, total = factors[-1], 0.0
-    for part in np.array_split(left, 1 + left.shape[1] // 256, axis=1):
-        p_density = (weights[:, None] * part[:-1]).T @ last[:-1]
-        q_density = np.outer(part[-1], last[-1])
-        first, second = (p_density, q_density) if direction == "remove" else (q_density, p_density)
-        total += np.maximum(0, first - np.exp(epsilon) * second).sum()
-    return float(total * spacing)
+    scheme, coefficients, sigma: float, epsilon, direction: str, rows: int | None = None, points: int = 1200
+):
+    """delta(epsilon) of a mechanism of few steps and bands; rows as for `count_distribution`."""
+    n = scheme.iterations
+    rows = n + len(coefficients) - 1 if rows is None else rows
+    none, dense = np.zeros((1, n)), strategy_matrix(coefficients, rows, n)
+    points = points if rows == 2 else 260
+    return divergence(
+        vectors(scheme), (none, np.ones(1)), sigma, epsilon, direction, dense=dense, points=points
+    )

@@ -20,12 +20,12 @@ from jaxacct.schemes.replicas import table as replicas
 from jaxacct.schemes.truncation.independent_truncation import IndependentTruncation
 from jaxacct.statistics.lines import total
 from tests.draws import divergence_interval
-from tests.oracles import enumeration
+from tests.oracles import enumeration, tuples
 from tests.oracles.chi_square import chi_square_p_value
 from tests.oracles.settings import slow
 from tests.proposals_by_name import proposal_by_name
 from tests.refusals import refused
-from tests.schemes.test_truncated_b_min_sep import count_distribution, plane_delta
+from tests.schemes.test_truncated_b_min_sep import given_sizes
 
 FALSE_ALARM = 1e-6
 NAME = "truncated"
@@ -62,38 +62,18 @@ def all_truncations(chances):
         yield truncated, float(np.prod([c if k else 1 - c for k, c in zip(truncated, chances, strict=True)]))
 
 
-def distribution_of_sizes(scheme) -> dict[tuple[int, ...], float]:
-    """The distribution of the others' batch sizes, example by example."""
-    sizes = {(0,) * scheme.iterations: 1.0}
-    for _ in range(scheme.dataset_size - 1):
-        more: dict[tuple[int, ...], float] = {}
-        for (r, one), (x, other) in itertools.product(
-            sizes.items(), enumeration.pattern_distribution(scheme.untruncated).items()
-        ):
-            added = tuple(np.add(r, x).tolist())
-            more[added] = more.get(added, 0.0) + one * other
-        sizes = more
-    return sizes
-
-
 def two_steps(scheme, truncation, strategy, sigma, epsilon, direction):
     """Exact divergences of two steps: the pair of appendix D, and its bound with independent truncation."""
     dense = enumeration.strategy_matrix(strategy.coefficients, 2, 2)
 
-    def delta(p_distribution, q_distribution):
-        pair = (p_distribution, q_distribution) if direction == "remove" else (q_distribution, p_distribution)
-        first, second = ({tuple(dense @ x): w for x, w in distribution.items()} for distribution in pair)
-        return plane_delta(first, second, sigma, epsilon)
+    def delta(*pair):
+        return tuples.divergence(*pair, sigma, epsilon, direction, dense=dense, points=401)
 
-    exact = sum(
-        w * delta(count_distribution(scheme, r, 2, 1), count_distribution(scheme, r, -1, 0))
-        for r, w in distribution_of_sizes(scheme).items()
-    )
     bound = truncation.beyond + sum(
         w * delta(distribution_given(scheme, truncated, 2, 1), distribution_given(scheme, truncated, -1, 0))
         for truncated, w in all_truncations(truncation.chances)
     )
-    return exact, bound
+    return given_sizes(scheme, delta), bound
 
 
 @pytest.mark.parametrize("direction", ["remove", "add"])
@@ -124,8 +104,7 @@ def test_the_chance_of_truncation_is_the_largest_that_the_past_allows():
     truncation, p = scheme.independent_truncation, scheme.sampling_probability
     allowed, eligible = 2.0**-50 / 1000, 1 / (1 + 63 * p)
     most = next(k for k in range(46_000, 51_200) if stats.binom.sf(k, 51_199, eligible) <= allowed)
-    exceeded = 1000 * stats.binom.sf(most, 51_199, eligible)
-    assert truncation.beyond == pytest.approx(exceeded, rel=1e-6, abs=0)
+    assert truncation.beyond == pytest.approx(1000 * stats.binom.sf(most, 51_199, eligible), rel=1e-6, abs=0)
     assert 0 < truncation.beyond <= 2.0**-50
     assert set(truncation.chances) == {truncation.chances[0]}
     assert stats.binom.sf(79, most, p) <= truncation.chances[0] < stats.binom.sf(79, most + 1, p)
@@ -172,8 +151,9 @@ def distribution_of_replicas(of_two, tilted) -> tuple[dict[tuple[int, ...], floa
     return {key: w / total_weight for key, w in distribution.items()}, math.log(total_weight)
 
 
-@pytest.mark.parametrize("counts", [(1, 2), (0, 1)])
-@pytest.mark.parametrize(("scheme", "bands"), SMALL[:3], ids=IDS[:3])
+@pytest.mark.parametrize(
+    ("scheme", "bands", "counts"), [(*SMALL[0], (1, 2)), (*SMALL[1], (0, 1)), (*SMALL[2], (1, 2))]
+)
 def test_the_distribution_of_two_replicas(scheme, bands, counts, key):
     """The normalizer exactly, the draws by chi-square (false alarm 1e-6)."""
     chances = tuple(np.linspace(0.2, 0.7, scheme.iterations).tolist())
@@ -265,18 +245,15 @@ def test_the_mean_is_the_divergence_with_independent_truncation(direction, key):
 def exact_divergence(mechanism, epsilon, direction) -> float:
     """Of two steps with independent truncation, in the plane that the columns of C span."""
     scheme, strategy = mechanism.scheme, mechanism.strategy
-    dense = enumeration.strategy_matrix(strategy.array, 1 + strategy.bands, 2)
-    _, triangle = np.linalg.qr(dense)
+    _, triangle = np.linalg.qr(enumeration.strategy_matrix(strategy.array, 1 + strategy.bands, 2))
 
     def delta(truncated):
         laws = (distribution_given(scheme, truncated, *counts) for counts in ((2, 1), (-1, 0)))
-        planes = [{tuple(triangle @ x): w for x, w in law.items()} for law in laws]
-        first, second = planes if direction == "remove" else planes[::-1]
-        return plane_delta(first, second, mechanism.noise_multiplier, epsilon)
+        how = mechanism.noise_multiplier, epsilon, direction
+        return float(tuples.divergence(*laws, *how, dense=triangle, points=401))
 
-    return sum(
-        w * delta(truncated) for truncated, w in all_truncations(scheme.independent_truncation.chances)
-    )
+    chances = scheme.independent_truncation.chances
+    return sum(w * delta(truncated) for truncated, w in all_truncations(chances))
 
 
 def test_what_is_booked(key):

@@ -16,7 +16,7 @@ from jaxacct.proposals.threshold import budget_lines
 from jaxacct.statistics.lines import total
 from jaxacct.strategies.stationary import adds_windows
 from tests.oracles import enumeration
-from tests.proposals_by_name import family_candidates, proposal_by_name, replica_proposal
+from tests.proposals_by_name import family_candidates, proposal_by_name
 from tests.refusals import refused
 from tests.rounding_errors import _losses, _normals, _probe
 
@@ -88,7 +88,7 @@ def test_few_samples_where_participation_is_rare():
     found = candidates(SMALL, epsilon, "remove", budget)
     chosen, predicted = found[0].proposal, {each.proposal.name: each.predicted_samples for each in found}
     assert chosen.name == "replicas:4,8" and predicted[chosen.name] < 60_000
-    ordinary = replica_proposal(SMALL, 4, epsilon)
+    ordinary = proposal_by_name(SMALL, epsilon, "remove", "replicas:4")
     assert chosen.log_scale < ordinary.log_scale - math.log(10)
     assert min(count for name, count in predicted.items() if "," not in name) > predicted[chosen.name]
     again = proposal_by_name(SMALL, epsilon, "remove", chosen.name)
@@ -108,8 +108,8 @@ def test_what_is_booked_covers_both_losses(key):
 
     def both(dtype):
         drawn = tuple(np.asarray(part, dtype) for part in normals), np.asarray(counts, dtype)
-        losses = (_losses(one, SMALL.strategy, dtype(1), *drawn, None) for one in (SMALL.scheme, more))
-        return list(map(np.asarray, losses))
+        given = SMALL.strategy, dtype(1), *drawn, None
+        return [np.asarray(_losses(loss_of_scores, one, *given)) for one in (SMALL.scheme, more)]
 
     loss, other = both(np.float32)
     with jax.enable_x64(True):

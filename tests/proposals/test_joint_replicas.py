@@ -1,6 +1,5 @@
 """Three and more vectors drawn together, against all tuples of vectors; what they are worth beside pairs."""
 
-import itertools
 import math
 
 import jax
@@ -17,7 +16,7 @@ from jaxacct.schemes.replicas import joint
 from jaxacct.statistics.hockey_stick import Direction
 from jaxacct.statistics.lines import Item
 from tests.draws import divergence_interval, draws_of
-from tests.oracles import enumeration
+from tests.oracles import tuples
 from tests.oracles.chi_square import chi_square_p_value
 from tests.oracles.settings import slow
 from tests.proposals_by_name import family_candidates, proposal_by_name
@@ -37,32 +36,19 @@ def mechanism(scheme, coefficients, sigma=0.9) -> Mechanism:
     return Mechanism(scheme, BandedToeplitz(coefficients), sigma)
 
 
-def tuples(scheme, coefficients, m: int, sigma: float):
-    """(weights, sums) of all m-tuples of participation vectors."""
-    vectors, chances = enumeration.vectors(scheme)
-    rows = scheme.iterations + len(coefficients) - 1
-    columns = vectors @ enumeration.strategy_matrix(coefficients, rows, scheme.iterations).T
-    gram = columns @ columns.T / sigma**2
-    places = np.indices((len(vectors),) * m).reshape(m, -1)
-    attraction = sum(gram[places[i], places[j]] for i, j in itertools.combinations(range(m), 2))
-    return chances[places].prod(axis=0) * np.exp(attraction), vectors[places].sum(axis=0).astype(int)
-
-
 @pytest.mark.parametrize(("scheme", "coefficients", "m"), SETTINGS, ids=str)
 def test_normalizer_against_all_tuples(scheme, coefficients, m):
     for sigma in (0.5, 3.0):
-        weights, _ = tuples(scheme, coefficients, m, sigma)
+        exact, _ = tuples.count_distribution(scheme, coefficients, sigma, m)
         found = joint.log_normalizer(mechanism(scheme, coefficients, sigma), m)
-        assert found == pytest.approx(math.log(weights.sum()), rel=1e-11, abs=1e-12)
+        assert found == pytest.approx(math.log(exact), rel=1e-11, abs=1e-12)
 
 
 @pytest.mark.parametrize(("scheme", "coefficients", "m"), SETTINGS, ids=str)
 def test_draws_are_of_the_enumerated_distribution(scheme, coefficients, m, key):
     """False alarm 1e-6; 100,000 draws."""
-    one, expected = mechanism(scheme, coefficients), {}
-    weights, sums = tuples(scheme, coefficients, m, one.noise_multiplier)
-    for vector, weight in zip(map(tuple, sums.tolist()), weights / weights.sum(), strict=True):
-        expected[vector] = expected.get(vector, 0.0) + weight
+    one = mechanism(scheme, coefficients)
+    _, expected = tuples.count_distribution(scheme, coefficients, one.noise_multiplier, m)
     draw = jax.jit(joint.draw_counts, static_argnums=(1, 3))
     drawn = np.asarray(draw(key, scheme, joint.tables(one, m), 100_000))
     assert chi_square_p_value(drawn, expected) > 1e-6
@@ -101,9 +87,7 @@ def test_other_mechanisms_have_none():
 
 
 @pytest.mark.parametrize(
-    ("scheme", "coefficients", "m"),
-    [SETTINGS[0], slow(BMinSep(4, 1, 0.4), ONE, 3)],
-    ids=str,
+    ("scheme", "coefficients", "m"), [SETTINGS[0], slow(BMinSep(4, 1, 0.4), ONE, 3)], ids=str
 )
 def test_terms_have_the_mean_of_the_divergence(scheme, coefficients, m):
     """Terms are in [0, 1]; intervals of the divergence and of plain samples meet; false alarm 1e-6."""

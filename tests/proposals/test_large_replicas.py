@@ -18,6 +18,7 @@ from jaxacct.proposals.families.replicas import log_normalizer
 from jaxacct.schemes import SCHEMES
 from jaxacct.schemes.protocol.numbers import Numbers
 from jaxacct.schemes.replicas.base import log_attractions, log_lift
+from tests.schemes.test_table import balanced
 
 FALSE_ALARM, GROUPS = 1e-6, 8
 # (steps, steps in which a unit participates once, separation, bands)
@@ -33,10 +34,7 @@ SHAPES = {
 def scheme_of(name, steps, cycle, separation):
     kind = SCHEMES[name]
     if name == CustomScheme.name:  # the table of `BalancedMinSep`
-        most = math.ceil(steps / cycle)
-        left, step = np.arange(most + 1), np.arange(steps)[:, None]
-        columns = np.maximum(steps - step - (left - 1) * (separation - 1), 1)
-        return CustomScheme(join=np.minimum(left / columns, 1.0), lockout=separation)
+        return balanced(steps, separation, math.ceil(steps / cycle))
     given = {"examples_per_user": 2} if "examples_per_user" in kind.options else {}
     takes = {"min_separation": separation} if "separation" in kind.options else {}
     cycle *= 3 if given else 1  # there is less room for users
@@ -86,8 +84,7 @@ def slope(mechanism):
     step, found = 1e-4, []
     for sign in (1, -1):
         sigma = mechanism.noise_multiplier * math.exp(-sign * step / 2)
-        at = Mechanism(mechanism.scheme, mechanism.strategy, sigma)
-        found.append(log_normalizer(at))
+        found.append(log_normalizer(Mechanism(mechanism.scheme, mechanism.strategy, sigma)))
     return (found[0] - found[1]) / (2 * step)
 
 

@@ -13,7 +13,7 @@ from jaxacct.proposals.families.pair_weights import log_factor, rounds
 from jaxacct.proposals.threshold import budget_lines
 from jaxacct.schemes.users import independent_attribution
 from jaxacct.statistics.lines import total
-from tests.proposals_by_name import proposal_by_name, replica_proposal
+from tests.proposals_by_name import proposal_by_name
 
 P = 0.3
 
@@ -31,7 +31,7 @@ def bounded(examples: int, sigma: float, monkeypatch) -> ja.Mechanism:
 def test_weights_that_are_rounded_up_have_others_for_lower_ends(monkeypatch):
     """Of replicas in pairs, of exact losses: a lower end of their own weights would be too high."""
     mechanism = ja.Mechanism(ja.BMinSep(4, 2, P), ja.BandedToeplitz.identity(), 1.0)
-    distribution, asked = replica_proposal(mechanism, 4, 1.0), []
+    distribution, asked = proposal_by_name(mechanism, 1.0, "remove", "replicas:4"), []
     monkeypatch.setattr(replicas, "log_factor", lambda *args: asked.append(args[3]) or log_factor(*args))
     lower = for_lower_ends(distribution)
     assert lower.log_scale == distribution.log_scale and lower.rounded_down is None
@@ -48,7 +48,7 @@ def test_weights_that_are_rounded_up_have_others_for_lower_ends(monkeypatch):
 def test_each_end_is_of_its_own_draws(monkeypatch):
     """The upper end of weights rounded up, the lower one of those rounded down."""
     mechanism, grid = ja.Mechanism(ja.BMinSep(4, 2, P), ja.BandedToeplitz.identity(), 1.0), np.array([1.0])
-    chosen, asked = replica_proposal(mechanism, 4, 1.0), []
+    chosen, asked = proposal_by_name(mechanism, 1.0, "remove", "replicas:4"), []
     lower = for_lower_ends(chosen)
     ends = {chosen: (0.3, 0.4, 0.5), lower: (0.2, 0.3, 0.45)}
     monkeypatch.setattr(interval, "bands", lambda drawn, *_: np.array(ends[drawn.chosen])[:, None])
@@ -74,8 +74,7 @@ def test_weights_are_rounded_down():
 def test_losses_that_are_bounded_have_no_lower_end(examples, monkeypatch):
     """Attack: as if they were exact, an interval could lie above the divergence. Low is 0 instead."""
     mechanism = bounded(examples, 0.9 if examples == 2 else 1.6, monkeypatch)
-    names = ["plain", "replicas:1", "replicas:6"] if examples > 2 else ["plain", "replicas:4"]
-    for name in names:
+    for name in ["plain", "replicas:1", "replicas:6"] if examples > 2 else ["plain", "replicas:4"]:
         assert for_lower_ends(proposal_by_name(mechanism, 1.0, "remove", name)) is None
     if examples == 2:
         plain = proposal_by_name(mechanism, 0.2, "remove", "plain")

@@ -13,14 +13,15 @@ from jaxacct.strategies import Workload, by_name, worst_pattern
 from jaxacct.strategies.banded_inverse import _log_error
 from jaxacct.strategies.worst_pattern import Patterns
 from tests.oracles import enumeration
+from tests.oracles.enumeration import max_square_norm
 from tests.strategies.test_buffered import loss
-from tests.strategies.test_worst_pattern import by_enumeration
+from tests.strategies.test_worst_pattern import matrix_of
 
 N = 10
 
 
 def worst(strategy, n: int, separation: int, participations: int) -> float:
-    return by_enumeration(strategy, Patterns(n, separation, participations))
+    return max_square_norm(matrix_of(strategy, n), Patterns(n, separation, participations))
 
 
 FALLING = [
@@ -47,8 +48,7 @@ def test_sensitivity_against_every_pattern():
                 assert exact <= bound <= exact * (1 + 1e-12)
             assert exact <= bound
             most = min(k, -(-N // separation))
-            cross = float(strategy.cross_terms(N, separation))
-            assert bound <= most * (1 + 2 * cross) * (1 + 1e-12)
+            assert bound <= most * (1 + 2 * float(strategy.cross_terms(N, separation))) * (1 + 1e-12)
             if separation == N or k == 1:
                 assert bound == pytest.approx(1, rel=1e-12)
 
@@ -76,8 +76,7 @@ def test_against_the_published_formula(k):
 def test_the_revealed_pattern_rests_on_it(scheme):
     strategy = FALLING[1]
     found = unamplified.sensitivity(ja.Mechanism(scheme, strategy, 1.0))
-    per_step = scheme.examples_per_unit
-    assert found == pytest.approx(per_step * math.sqrt(worst(strategy, N, 3, 4)), rel=1e-12)
+    assert found == pytest.approx(scheme.examples_per_unit * math.sqrt(worst(strategy, N, 3, 4)), rel=1e-12)
     dense = ja.Dense(enumeration.strategy_matrix(strategy.array, N, N))
     assert found <= unamplified.sensitivity(ja.Mechanism(scheme, dense, 1.0))
 

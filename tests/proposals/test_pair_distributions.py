@@ -4,7 +4,6 @@ False alarm 1e-6 a test: exact binomial tails of every count at every pair of st
 of a pair that has an error of 3 % (200,000 samples, probability 0.01) is noticed.
 """
 
-import collections
 import itertools
 
 import jax
@@ -12,10 +11,12 @@ import numpy as np
 import pytest
 
 import jaxacct as ja
+from tests.draws import drawn_by
 from tests.oracles.chi_square import chi_square_p_value
 from tests.oracles.enumeration import pattern_distribution
 from tests.oracles.pair_distributions import batch_size_distributions, min_p_value, pair_distributions
 from tests.oracles.settings import slow, slow_but
+from tests.schemes.test_truncated_b_min_sep import truncated_sums
 from train.batches.graph import from_edges
 from train.batches.sampler import Sampler
 
@@ -56,14 +57,6 @@ def test_a_wrong_distribution_of_pairs_is_noticed(key):
         assert min_p_value(drawn, pair_distributions(wrong)) < FALSE_ALARM
 
 
-def drawn_by(sampler, size: int) -> np.ndarray:
-    joined = np.zeros((size, sampler.scheme.iterations), np.int64)
-    for step in range(sampler.scheme.iterations):
-        batch = sampler.next()
-        np.add.at(joined[:, step], batch, 1)
-    return joined
-
-
 @pytest.mark.parametrize("scheme", [SCHEMES[i] for i in (0, 2, 4, 5, 7)], ids=str)
 def test_pairs_of_real_batches(scheme):
     """20,000 units in ten runs; users have examples of their own. Coins of ineligible users count, too."""
@@ -82,28 +75,6 @@ def test_pairs_of_real_batches(scheme):
     assert min_p_value(np.concatenate(drawn), distributions) > FALSE_ALARM
 
 
-def truncated_distribution(scheme, size: int, most: int) -> dict[tuple[int, ...], float]:
-    """Distribution of batches: all vectors of all examples, then every subset that is kept.
-
-    An example that was sampled and left out stays ineligible.
-    """
-    distribution = collections.defaultdict(float)
-    one = pattern_distribution(scheme)
-    for vectors in itertools.product(one.items(), repeat=size):
-        weight = np.prod([chance for _, chance in vectors])
-        sampled = np.array([vector for vector, _ in vectors])
-        kept = []
-        for step in range(scheme.iterations):
-            members = np.flatnonzero(sampled[:, step])
-            kept.append(list(itertools.combinations(members, min(most, len(members)))))
-        for batches in itertools.product(*kept):
-            found = np.zeros_like(sampled)
-            for step, members in enumerate(batches):
-                found[list(members), step] = 1
-            distribution[tuple(found.reshape(-1).tolist())] += weight / np.prod([len(each) for each in kept])
-    return dict(distribution)
-
-
 @pytest.mark.parametrize(
     ("scheme", "most"),
     [
@@ -116,11 +87,12 @@ def truncated_distribution(scheme, size: int, most: int) -> dict[tuple[int, ...]
 )
 def test_truncated_batches_follow_the_distribution_of_all_subsets(scheme, most):
     """By the scheme itself, or by a plan that books what truncation costs; 3,000 runs of three examples."""
-    distribution = truncated_distribution(getattr(scheme, "untruncated", scheme), 3, most)
-    drawn = [
-        drawn_by(Sampler(scheme, 3, most, (run, 9, 9, 9), truncate=True), 3).reshape(-1)
-        for run in range(3000)
-    ]
+    codes = np.array([1, 2, 4])  # whose sum says which examples are in a batch
+    distribution = truncated_sums(
+        getattr(scheme, "untruncated", scheme), most, [[code] * 3 for code in codes]
+    )
+    samplers = (Sampler(scheme, 3, most, (run, 9, 9, 9), truncate=True) for run in range(3000))
+    drawn = [codes @ drawn_by(sampler, 3) for sampler in samplers]
     assert chi_square_p_value(np.array(drawn), distribution) > FALSE_ALARM
 
 

@@ -16,10 +16,12 @@ from jaxacct.proposals.candidates import candidates
 from jaxacct.proposals.families import pair_weights, replicas
 from jaxacct.proposals.threshold import budget_lines
 from jaxacct.schemes.replicas.base import log_attractions
-from tests.conformance.test_schemes import IDENTITY, divergences
+from tests.conformance.test_schemes import IDENTITY
 from tests.draws import divergence_interval, draws_of
 from tests.oracles import enumeration
-from tests.proposals_by_name import family_candidates, proposal_by_name, replica_proposal
+from tests.oracles.tuples import two_step_delta
+from tests.proposals_by_name import family_candidates, proposal_by_name
+from tests.refusals import refused
 
 SIGMA = 1.1
 STRATEGY = ja.BandedToeplitz((2.0, 1.0))
@@ -78,7 +80,7 @@ def test_the_density_and_the_weights_of_the_proof(scheme):
     m = 4
     x, log_distribution, log_z, _, factor, c = every_tuple(scheme, m)
     one, number = (scheme, 1) if scheme.parts is None else scheme.parts
-    proposal = replica_proposal(ja.Mechanism(scheme, STRATEGY, SIGMA), m, 1.0)
+    proposal = proposal_by_name(ja.Mechanism(scheme, STRATEGY, SIGMA), 1.0, "remove", f"replicas:{m}")
     assert np.exp(log_distribution).sum() == pytest.approx(1, rel=1e-9)
     assert proposal.log_normalizer == pytest.approx(log_z, rel=1e-9)
     assert factor.max() <= 1e-12
@@ -138,7 +140,7 @@ def test_what_draws_compute_of_their_vectors(scheme, cut):
 def test_no_verdict_below_the_truth(monkeypatch, key):
     """Pairs that attract each other once, and not m - 1 times, would certify less than the truth."""
     mechanism, epsilon = ja.Mechanism(ja.MultiAttribution(2, 2, 0.3, 2), IDENTITY, 1.5), 1.0
-    _, exact, _ = divergences(mechanism.scheme, 1.5, epsilon)
+    exact = two_step_delta(mechanism.scheme, (1.0,), 1.5, epsilon, "remove")
     monkeypatch.setattr(replicas, "ORDERS", (4,))
     monkeypatch.setattr(offers, "FEW_SAMPLES", 0)
 
@@ -161,7 +163,7 @@ USER = ja.Mechanism(ja.IndependentAttribution(2, 2, 0.3, 2), IDENTITY, 2.0)
 def test_the_scale_of_a_users_pairs():
     """The largest term of two examples of one user."""
     epsilon, m = 0.5, 6
-    proposal = replica_proposal(USER, m, epsilon)
+    proposal = proposal_by_name(USER, epsilon, "remove", f"replicas:{m}")
     f = np.exp(epsilon + np.geomspace(1e-4, 5, 4000))
     largest = math.exp(proposal.log_normalizer) * np.max(f ** (1 - m / 2) * (1 - math.exp(epsilon) / f))
     assert largest <= math.exp(proposal.log_scale) <= largest * (1 + 1e-3)
@@ -201,8 +203,8 @@ def test_numbers_and_schemes_that_there_are_not():
     truncated = ja.Mechanism(ja.TruncatedBMinSep(2, 2, 0.4, 4, 10), STRATEGY, SIGMA)
     overlapping = ja.Mechanism(SMALL[0], ja.Toeplitz((0.8, 0.5, 0.3)), SIGMA)
     for mechanism, m in ((users, 2), (users, 5), (users, 1), (truncated, 4), (overlapping, 4)):
-        with pytest.raises(ValueError, match=f"replicas:{m} is not available for this mechanism"):
-            replica_proposal(mechanism, m, 1.0)
+        line = f"replicas:{m} is not available for this mechanism"
+        refused(line, proposal_by_name, mechanism, 1.0, "remove", f"replicas:{m}")
     assert [p.name for p in family_candidates("replicas", overlapping, 1.0)] == ["replicas:2"]
 
 
@@ -210,8 +212,8 @@ def test_numbers_and_schemes_that_there_are_not():
 def test_a_users_draws_have_the_exact_divergence(key):
     """Weights, scale and terms together, in an interval around the truth (1e-6)."""
     epsilon = 0.5
-    _, exact, _ = divergences(USER.scheme, 2.0, epsilon)
-    proposal = replica_proposal(USER, 6, epsilon)
+    exact = two_step_delta(USER.scheme, (1.0,), 2.0, epsilon, "remove")
+    proposal = proposal_by_name(USER, epsilon, "remove", "replicas:6")
     low, high = divergence_interval(proposal, draws_of(proposal, key, 64), epsilon, 1e-6)
     assert low <= exact * (1 + 1e-3) and exact <= high < 1.5 * low
 

@@ -36,8 +36,7 @@ def log_weight(mechanism, name: str):
     """Of outputs: ln of the weight that a draw has at most."""
     scheme, sigma = mechanism.scheme, mechanism.noise_multiplier
     one, number = scheme.parts or (scheme, 1)
-    spec = ProposalSpec.parse(name)
-    m, *times = spec.parameters
+    m, *times = ProposalSpec.parse(name).parameters
     other = scheme.inflated(times[0])[0] if times else one
     log_z = m / 2 * math.log(tuples.count_distribution(other, C, sigma / math.sqrt(m - 1), 2)[0])
 
@@ -63,8 +62,7 @@ def test_no_weighted_term_exceeds_the_scale(scheme, name, epsilon, near):
 
     y = rng.normal(size=(3000, scheme.iterations + 1)) * rng.choice([1.0, 2.0, 5.0], size=(3000, 1)) + 1
     for step in (0.5, 0.2, 0.1, 0.03, 0.01, 0.003, 1e-3):
-        found = terms(y)
-        best = y[np.argsort(found)[-40:]]
+        best = y[np.argsort(terms(y))[-40:]]
         moved = best[rng.integers(40, size=400)] + step * rng.normal(size=(400, y.shape[1]))
         y = np.concatenate([best, moved])
     assert math.log(near) <= terms(y).max() <= 1e-9

@@ -16,15 +16,13 @@ from jaxacct.statistics.hockey_stick import Direction, weighted_terms
 from tests.draws import draws_of
 from tests.oracles import tuples
 from tests.oracles.chi_square import chi_square_p_value
-from tests.oracles.settings import SMALL, few_in_ci, slow
-from tests.proposals_by_name import family_candidates, normalizer_of_two, replica_proposal
+from tests.oracles.settings import PRODUCTION, SMALL, few_in_ci, slow
+from tests.proposals_by_name import family_candidates, normalizer_of_two, proposal_by_name
+from tests.refusals import refused
 from tests.schemes.test_sampling import pld_delta, pld_distribution
 
 FALSE_ALARM = 1e-6
 Z = stats.norm.isf(FALSE_ALARM / 2)
-PRODUCTION = BMinSep.from_batch_size(
-    dataset_size=14_745_600, batch_size=1793, iterations=7200, min_separation=256
-)
 
 
 def test_normalizer_against_all_tuples():
@@ -75,13 +73,6 @@ def test_normalizers_of_the_prototype(scheme, bands, sigma, published):
     assert math.exp(log_normalizer(mechanism)) == pytest.approx(published, rel=4e-3)
 
 
-def test_overflowing_tables_are_not_offered():
-    mechanism = Mechanism(BMinSep(3000, 4, 0.5), BandedToeplitz.square_root(4), 0.05)
-    assert family_candidates("replicas", mechanism, 1.0) == []
-    with pytest.raises(ValueError, match="replicas:2 is not available for this mechanism"):
-        replica_proposal(mechanism, 2, 1.0)
-
-
 def test_the_scale_is_the_largest_weighted_term():
     """`M = sup over losses of Z e^{(1 - m) L} (1 - e^{epsilon - L})`: neither below it nor above."""
     for epsilon in [0.1, 2.0]:
@@ -98,15 +89,22 @@ def test_large_jobs_have_no_table():
         (BalancedMinSep(100_000, 64, 1), 32, True),  # at most one participation
         (BalancedMinSep(100_000, 64, 1), 64, False),
     ):
-        mechanism = Mechanism(scheme, BandedToeplitz.square_root(bands), 0.4)
-        assert (scheme.replicas(mechanism) is not None) == has
+        assert (scheme.replicas(Mechanism(scheme, BandedToeplitz.square_root(bands), 0.4)) is not None) == has
 
 
-@pytest.mark.parametrize("sigma", [0.03, 0.2])  # beyond float64, and where draws would be too inexact
-def test_attraction_too_strong_to_draw_is_no_proposal(sigma):
+@pytest.mark.parametrize(
+    ("scheme", "bands", "sigma"),
+    [
+        (BalancedMinSep(100, 16, 4), 8, 0.03),  # beyond float64
+        (BalancedMinSep(100, 16, 4), 8, 0.2),  # draws would be too inexact
+        (BMinSep(3000, 4, 0.5), 4, 0.05),
+    ],
+)
+def test_attraction_too_strong_to_draw_is_no_proposal(scheme, bands, sigma):
     """Pairs of eight replicas at such noise once ended a calibration with an OverflowError."""
-    mechanism = Mechanism(BalancedMinSep(100, 16, 4), BandedToeplitz.square_root(8), sigma)
-    assert log_normalizer(mechanism) == math.inf
+    mechanism = Mechanism(scheme, BandedToeplitz.square_root(bands), sigma)
+    assert log_normalizer(mechanism) == math.inf and not family_candidates("replicas", mechanism, 1.0)
+    refused("replicas:2 is not available", proposal_by_name, mechanism, 1.0, "remove", "replicas:2")
     found = registry.candidates(Setting(mechanism, 8.0, Direction.REMOVE, None), lambda proposal: 1e9)
     assert {proposal.name for proposal in found} == {"plain"}
 
@@ -121,8 +119,7 @@ def test_poisson_against_pld_at_small_deltas(delta, key):
     n, p, sigma = 60, 0.1, 1.0
     mechanism = Mechanism(Poisson(n, p), BandedToeplitz((1.0,)), sigma)
     epsilon = pld_distribution(sigma, p, n, "remove").get_epsilon_for_delta(delta)
-    found = family_candidates("replicas", mechanism, epsilon)
-    best = min(found, key=lambda proposal: proposal.log_scale)
+    best = min(family_candidates("replicas", mechanism, epsilon), key=lambda proposal: proposal.log_scale)
     exact = pld_delta(sigma, p, n, epsilon, "remove")
     terms = weighted_terms(draws_of(best, direction_key(key, "remove"), 400), "remove", epsilon)
     error = terms.std() / math.sqrt(terms.size)

@@ -8,7 +8,7 @@ from typing import Any
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from scipy import optimize, stats
+from scipy import optimize
 
 import jaxacct
 from jaxacct import BandedToeplitz, Mechanism, Plan, Target
@@ -27,7 +27,8 @@ from jaxacct.schemes import BalancedMinSep, BallsInBins, BMinSep, CyclicPoisson,
 from jaxacct.strategies import by_name, ending, workload_error, workload_named
 from tests.benchmarks.paper.cells import estimated_errors
 from tests.commands import exit_code
-from tests.oracles.enumeration import pattern_distribution
+from tests.oracles.composed_losses import gaussian
+from tests.oracles.enumeration import arrays, log_mixture, pattern_distribution, strategy_matrix
 from tests.refusals import refused
 from train.noise import recursion as noise
 
@@ -50,26 +51,16 @@ def true_noise(scheme, strategy, epsilon, delta) -> float:
 
     The standard error of delta is below 8 % of it, that of the noise multiplier below 3 %.
     """
-    n, c = scheme.iterations, strategy.array
-    full = np.array(
-        [[c[i - j] if 0 <= i - j < len(c) else 0.0 for j in range(n)] for i in range(strategy.rows(n))]
-    )
-    distribution = pattern_distribution(scheme)
-    patterns = np.array(list(distribution), float) @ full.T
-    weights = np.array(list(distribution.values()))
-    random = np.random.default_rng(5)
-    taken = random.choice(len(weights), DRAWS, p=weights / weights.sum())
-    normals = random.standard_normal((DRAWS, full.shape[0]))
+    n, random = scheme.iterations, np.random.default_rng(5)
+    dense, distribution = strategy_matrix(strategy.array, strategy.rows(n), n), pattern_distribution(scheme)
+    patterns, weights = arrays(distribution)
+    taken = patterns[random.choice(len(weights), DRAWS, p=weights / weights.sum())] @ dense.T
+    normals = random.standard_normal((DRAWS, len(dense)))
 
     def divergence(sigma):
-        sums = 0.0
-        for signal, sign in ((patterns[taken], 1), (0.0, -1)):
-            logs = (signal + sigma * normals) @ patterns.T / sigma**2
-            logs -= (patterns**2).sum(axis=1) / (2 * sigma**2)
-            top = logs.max(axis=1)
-            loss = top + np.log(np.exp(logs - top[:, None]) @ weights)
-            sums = max(sums, float(np.maximum(0, -np.expm1(epsilon - sign * loss)).mean()))
-        return sums
+        outputs = (taken + sigma * normals, 1), (sigma * normals, -1)
+        losses = (sign * log_mixture(distribution, dense, sigma, y) for y, sign in outputs)
+        return max(float(np.maximum(0, -np.expm1(epsilon - loss)).mean()) for loss in losses)
 
     low, high = 0.3, 10.0
     while high / low > 1.01:
@@ -111,8 +102,7 @@ def test_the_command_makes_the_matrix_that_was_recommended(found):
     )
     # Bands that were left out were there when it was made.
     problems = [Problem(**numbers, bands=bands, strategy="amplified") for bands in (2, 4)]
-    built = [problem.build(Target(**AT)) for problem in problems]
-    assert (row.scheme, row.strategy) in built
+    assert (row.scheme, row.strategy) in [problem.build(Target(**AT)) for problem in problems]
     refused("strategy must not be amplified here", lambda: problems[0].build())
 
 
@@ -329,12 +319,7 @@ def test_a_zero_that_is_given_is_given():
 @pytest.mark.parametrize(("adjacency", "shift"), [("zero-out", 1), ("replace-one", 2)])
 def test_no_estimate_is_above_what_a_revealed_pattern_needs(adjacency, shift):
     """Three participations whose columns do not overlap, of norm 1: a Gaussian of sensitivity sqrt 3."""
-
-    def gaussian_delta(mu):
-        first, second = mu / 2 - AT["epsilon"] / mu, -mu / 2 - AT["epsilon"] / mu
-        return stats.norm.cdf(first) - math.exp(AT["epsilon"]) * stats.norm.cdf(second)
-
-    mu = optimize.brentq(lambda mu: gaussian_delta(mu) - AT["delta"], 1e-3, 5)
+    mu = optimize.brentq(lambda mu: float(gaussian(AT["epsilon"], mu)) - AT["delta"], 1e-3, 5)
     needed = shift * math.sqrt(3) / mu
     rate = Poisson.from_batch_size(dataset_size=80, batch_size=10, iterations=12)
     estimates = noise_estimate.Estimates.at(rate, **AT, adjacency=adjacency)
@@ -370,8 +355,7 @@ def test_at_most_one_participation_takes_any_matrix():
     assert "at most one participation, 2 buffers (BLT)" in chosen.describe()
     banded = [row for row in found.candidates if row.matrix != "buffered"]
     assert chosen.error < 0.62 * min(row.error for row in banded)
-    mechanism = Mechanism(chosen.scheme, chosen.strategy, chosen.noise_multiplier)
-    assert not mechanism.is_upper_bound
+    assert not Mechanism(chosen.scheme, chosen.strategy, chosen.noise_multiplier).is_upper_bound
 
 
 @pytest.mark.parametrize(
@@ -397,8 +381,7 @@ def test_estimates_of_inverses_are_near_the_truth():
     rows = recommend(**SMALL | {"epsilon": 8.0}, memory_copies=0).candidates
     overlapping = [row for row in rows if row.scheme.min_separation == 2 and row.strategy.named_bands == 2]
     for row in overlapping:
-        true = true_noise(row.scheme, row.strategy, 8.0, SMALL["delta"])
-        assert 0.95 < row.noise_multiplier / true < 1.1
+        assert 0.95 < row.noise_multiplier / true_noise(row.scheme, row.strategy, 8.0, SMALL["delta"]) < 1.1
     assert len(overlapping) == 1
 
 

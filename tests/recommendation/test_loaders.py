@@ -78,8 +78,7 @@ def test_replace_one_is_ranked_at_its_own_noise(scheme):
     assert white is not None
     name = "pld" if scheme == "poisson" else "unamplified"
     for factor, is_enough in ((0.97, False), (1.01, True)):
-        noise = factor * white.noise_multiplier
-        step = Mechanism(white.scheme, white.strategy, noise, "replace-one")
+        step = Mechanism(white.scheme, white.strategy, factor * white.noise_multiplier, "replace-one")
         assert (delta_by(name, step, 4.0) <= 1e-5) == is_enough
     if scheme == "poisson":
         assert 1.05 < white.noise_multiplier / zero_out.one_band.noise_multiplier < 2
@@ -92,8 +91,7 @@ def test_replace_one_is_ranked_at_its_own_noise(scheme):
 
 def test_one_band_of_a_named_sampler_is_kept():
     for scheme in ("balls-in-bins", "b-min-sep"):
-        found = recommend(**SHORT, bands=1, scheme=scheme)
-        assert {row.scheme.name for row in found.candidates} == {scheme}
+        assert {row.scheme.name for row in recommend(**SHORT, bands=1, scheme=scheme).candidates} == {scheme}
 
 
 def test_one_band_of_redrawn_bins_is_certified_without_an_estimate():

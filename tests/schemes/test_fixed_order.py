@@ -140,5 +140,4 @@ def test_the_bound_is_exact():
         exact = gaussian(epsilon, math.sqrt(2) / 3.0)
         assert exact <= analytic.close(mechanism).delta(mechanism, epsilon) <= exact * (1 + 1e-6)
     assert analytic.close(mechanism, compose_with=dp_accounting.GaussianDpEvent(5.0)) is None
-    random = ja.Mechanism(ja.BMinSep(8, 4, 0.2), ja.BandedToeplitz.square_root(4), 3.0)
-    assert analytic.close(random) is None
+    assert analytic.close(ja.Mechanism(ja.BMinSep(8, 4, 0.2), ja.BandedToeplitz.square_root(4), 3.0)) is None

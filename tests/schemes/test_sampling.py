@@ -15,8 +15,9 @@ from jaxacct.proposals import base
 from jaxacct.statistics.hockey_stick import weighted_terms
 from tests.draws import draws_of
 from tests.oracles import enumeration
-from tests.oracles.settings import few_in_ci, slow
-from tests.proposals_by_name import replica_proposal
+from tests.oracles.settings import PRODUCTION, few_in_ci, slow
+from tests.proposals_by_name import proposal_by_name
+from tests.refusals import refused
 
 FALSE_ALARM = 1e-6
 Z = stats.norm.isf(FALSE_ALARM / 2)
@@ -53,8 +54,7 @@ def test_distribution_of_the_loss_against_outputs(scheme, bands, direction, key)
     ratio is below the probability of no participation.
     """
     strategy, sigma, num = BandedToeplitz.square_root(bands), 0.7, 20_000
-    mechanism = Mechanism(scheme, strategy, sigma)
-    ours = np.asarray(sample_privacy_loss(key, mechanism, num, direction))
+    ours = np.asarray(sample_privacy_loss(key, Mechanism(scheme, strategy, sigma), num, direction))
     if direction == "add":
         assert ours.min() >= scheme.log_probability_of_none() - 2e-5
     rng = np.random.default_rng(7)
@@ -73,13 +73,10 @@ def test_the_production_deltas(draws, blocks, key):
     """delta(1) = 5.97e-3 and delta(2) = 3.2e-4 at sigma 0.47 (proofs/derivations.md, 7; 245,760 samples of a
     peer); and blocks of two replicas say the same, with less noise.
     """
-    scheme = BMinSep.from_batch_size(
-        dataset_size=14_745_600, batch_size=1793, iterations=7200, min_separation=256
-    )
-    mechanism = Mechanism(scheme, BandedToeplitz.square_root(256), 0.47)
+    mechanism = Mechanism(PRODUCTION, BandedToeplitz.square_root(256), 0.47)
     losses = np.asarray(sample_privacy_loss(key, mechanism, draws), float)
     assert np.all(np.isfinite(losses))
-    bounded = replica_proposal(mechanism, 2, 2.0)
+    bounded = proposal_by_name(mechanism, 2.0, "remove", "replicas:2")
     of_replicas = draws_of(bounded, base.direction_key(key, "remove"), blocks)
     for epsilon, published in ((1.0, 5.97e-3), (2.0, 3.2e-4)):
         terms = hockey_stick_terms(losses, "remove", epsilon)
@@ -115,8 +112,7 @@ def test_blocks_and_directions_are_independent(key):
     add = np.asarray(sample_privacy_loss(key, MECHANISM, 4 * BLOCK_SIZE, "add"))
     blocks = [*remove.reshape(4, -1), *add.reshape(4, -1)]
     bound = stats.norm.isf(FALSE_ALARM / 56) / np.sqrt(BLOCK_SIZE)
-    correlation = np.corrcoef(np.array(blocks))[~np.eye(8, dtype=bool)]
-    assert np.abs(correlation).max() < bound
+    assert np.abs(np.corrcoef(np.array(blocks))[~np.eye(8, dtype=bool)]).max() < bound
 
 
 @pytest.mark.parametrize("sigma", [0.05, 100.0])
@@ -128,8 +124,7 @@ def test_finite_at_extreme_noise(sigma, key):
         (BMinSep(12, 3, 1e-6), 3, "remove"),
     ):
         mechanism = Mechanism(scheme, BandedToeplitz.square_root(bands), sigma)
-        losses = np.asarray(sample_privacy_loss(key, mechanism, 256, direction))
-        assert np.all(np.isfinite(losses))
+        assert np.all(np.isfinite(np.asarray(sample_privacy_loss(key, mechanism, 256, direction))))
 
 
 def test_float64(x64, key):
@@ -146,8 +141,7 @@ def test_float64(x64, key):
     ],
 )
 def test_bad_input(change, message, key):
-    with pytest.raises(ValueError, match=message):
-        sample_privacy_loss(key, MECHANISM, **({"num_samples": 5} | change))
+    refused(message, sample_privacy_loss, key, MECHANISM, **{"num_samples": 5} | change)
 
 
 def test_blocks_side_by_side_fit_a_cache():

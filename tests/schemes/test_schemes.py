@@ -6,17 +6,13 @@ import pytest
 
 import jaxacct as ja
 from tests.oracles.chi_square import FALSE_ALARM, chi_square_p_value
+from tests.oracles.settings import PRODUCTION
 
 
 def test_counts_of_the_production_setting(key):
-    """Participation counts 0..4 have probability 0.4053, 0.3777, 0.1637, 0.0438, 0.0081
-    (proofs/derivations.md, 7).
-    """
-    scheme = ja.BMinSep.from_batch_size(
-        dataset_size=14_745_600, batch_size=1793, iterations=7200, min_separation=256
-    )
+    """Counts 0..4 have probability 0.4053, 0.3777, 0.1637, 0.0438, 0.0081 (proofs/derivations.md, 7)."""
     num = 20_000
-    draw = jax.jit(lambda k: scheme.draw_participation(k, 2000).sum(axis=1))
+    draw = jax.jit(lambda k: PRODUCTION.draw_participation(k, 2000).sum(axis=1))
     counts = np.concatenate([np.asarray(draw(k)) for k in jax.random.split(key, num // 2000)])
     law = dict(enumerate([0.4053, 0.3777, 0.1637, 0.0438, 0.0081]))
     law[5] = 1 - sum(law.values())  # five or more

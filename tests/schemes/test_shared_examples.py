@@ -17,6 +17,7 @@ from jaxacct import BandedToeplitz, CalibrationOptions, IndependentAttribution, 
 from jaxacct.core.evidence import Bound
 from tests.oracles import shared_examples
 from tests.oracles.tuples import two_step_delta
+from tests.refusals import refused
 from tests.stored_plans import claim_with
 from train.batches.graph import AttributionPool, from_edges
 from train.batches.sampler import Sampler
@@ -126,8 +127,7 @@ def test_the_revealed_pattern_holds_where_the_printed_theorem_is_broken(accounta
     for change in forged:
         other = dataclasses.replace(plan, **change)
         assert not other.holds_for_shared_examples
-        with pytest.raises(ValueError, match="graph must give every example one owner"):
-            Sampler.from_plan(other, graph=graph)
+        refused("graph must give every example one owner", Sampler.from_plan, other, graph=graph)
 
 
 def test_independent_draws_do_not_show_the_coin():

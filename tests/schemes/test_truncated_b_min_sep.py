@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from jax_privacy import batch_selection
 from jax_privacy.experimental.monte_carlo import sample_generation
-from scipy import integrate, stats
+from scipy import stats
 
 import jaxacct as ja
 from jaxacct.accountants.analytic import best_accountant
@@ -18,7 +18,7 @@ from jaxacct.proposals.base import plain
 from jaxacct.schemes.truncation.truncated_batch_sizes import _words
 from tests.commands import exit_code
 from tests.draws import draws_of
-from tests.oracles import enumeration
+from tests.oracles import enumeration, tuples
 from tests.oracles.chi_square import chi_square_p_value
 from tests.refusals import refused
 from train.batches.sampler import Sampler
@@ -48,6 +48,15 @@ def count_distribution(
                 counts[step], chance = when_truncated * stays, chance * (keep if stays else 1 - keep)
             distribution[tuple(counts)] = distribution.get(tuple(counts), 0.0) + chance
     return distribution
+
+
+def given_sizes(scheme, delta) -> float:
+    """The mean over all batch sizes of the others of `delta`, a function of the pair given those."""
+    sizes = enumeration.sums_of(enumeration.pattern_distribution(scheme.untruncated), scheme.dataset_size - 1)
+    return sum(
+        w * delta(count_distribution(scheme, r, 2, 1), count_distribution(scheme, r, -1, 0))
+        for r, w in sizes.items()
+    )
 
 
 def exact_log_likelihoods(scheme, dense, sigma, outputs, batch_sizes) -> tuple[float, float]:
@@ -112,8 +121,7 @@ def test_tables_have_the_exact_distribution(p):
         trials: dict[int, list[int]] = {}
         for count, distribution in table_distributions(arrays, at):
             assert sum(distribution.values()) == 2**62
-            values = np.array(list(distribution))
-            exact = stats.binom.pmf(values, count, chance)
+            exact = stats.binom.pmf(np.array(list(distribution)), count, chance)
             drawn = np.array([float(weight) for weight in distribution.values()]) / 2.0**62
             assert np.all(np.abs(drawn - exact) <= exact * (relative + 1e-11) + variation)
             trials.setdefault(len(trials), []).append(count)
@@ -194,61 +202,36 @@ def test_counts_given_batch_sizes(scheme, direction, key):
     most = scheme.max_batch_size
     sizes = np.arange(scheme.iterations) % 3 * 2 + most - 2  # some below the maximum, some above
     tiled = np.tile(sizes.astype(np.int32), (40_000, 1))
-    draw_counts = jax.jit(scheme.draw_counts, static_argnums=(1, 2))
-    drawn = draw_counts(key, 40_000, direction, tiled)
+    drawn = jax.jit(scheme.draw_counts, static_argnums=(1, 2))(key, 40_000, direction, tiled)
     distribution = count_distribution(scheme, sizes, *((2, 1) if direction == "remove" else (-1, 0)))
     assert chi_square_p_value(np.asarray(drawn).astype(int), distribution) > FALSE_ALARM
 
 
-def mixture_delta(p_distribution, q_distribution, sigma, epsilon) -> float:
-    """H_{e^epsilon} of two mixtures {mean: weight} in one dimension, by integration."""
-
-    def density(distribution, y):
-        return sum(w * stats.norm.pdf(y, mean, sigma) for mean, w in distribution.items())
-
-    def gain(y):
-        return np.maximum(0.0, density(p_distribution, y) - np.exp(epsilon) * density(q_distribution, y))
-
-    # Kinks and all: the rule converges like 1 / points^2, to 1e-7 here.
-    points = np.linspace(-8 * sigma - 4, 8 * sigma + 4, 20_001)
-    return float(integrate.trapezoid(gain(points), points))
-
-
 def pair_delta(others, p, most, sigma, epsilon, direction) -> float:
-    """Exact delta of the dominating pair at n = 1, the batch size seen."""
+    """Exact delta of the dominating pair at n = 1, the batch size seen; to 1e-7."""
     total = 0.0
     for r in range(others + 1):
         keep = most / (r + 1)
-        p_distribution, q_distribution = {1: p, 0: 1 - p}, {0: 1.0}
+        pair = ({1: p, 0: 1 - p}, {0: 1.0})
         if r >= most:
-            p_distribution, q_distribution = {2: p * keep, 0: 1 - p * keep}, {-1: p * keep, 0: 1 - p * keep}
-        pair = (p_distribution, q_distribution) if direction == "remove" else (q_distribution, p_distribution)
-        total += stats.binom.pmf(r, others, p) * mixture_delta(*pair, sigma, epsilon)
+            pair = ({2: p * keep, 0: 1 - p * keep}, {-1: p * keep, 0: 1 - p * keep})
+        delta = tuples.divergence(*pair, sigma, epsilon, direction, points=20_001)
+        total += stats.binom.pmf(r, others, p) * float(delta)
     return total
 
 
-def plane_delta(p_distribution, q_distribution, sigma, epsilon) -> float:
-    """H_{e^epsilon} of two mixtures {mean: weight} in the plane, by integration."""
-    points = np.arange(-5 * sigma - 4, 5 * sigma + 4, 0.05)
+def truncated_sums(scheme, most: int, gradients) -> dict[tuple[float, ...], float]:
+    """Distribution of gradient sums of batches of at most `most`; `gradients[k][i]` of example k, step i.
 
-    def density(distribution):
-        means, weights = enumeration.arrays(distribution)
-        first, second = (stats.norm.pdf(points, mean[:, None], sigma) for mean in means.T)
-        return (weights[:, None] * first).T @ second
-
-    gain = np.maximum(0.0, density(p_distribution) - np.exp(epsilon) * density(q_distribution))
-    return float(gain.sum() * 0.05**2)
-
-
-def truncated_sums(scheme, gradients) -> dict[tuple[float, ...], float]:
-    """Distribution of the truncated gradient sums of all steps; `gradients[k][i]` of example k at step i."""
-    patterns, distribution = enumeration.pattern_distribution(scheme.untruncated), {}
+    Over all vectors of all examples and every subset that is kept; one that is left out stays ineligible.
+    """
+    patterns, distribution = enumeration.pattern_distribution(scheme), {}
     for sampled in itertools.product(patterns.items(), repeat=len(gradients)):
         chance = np.prod([weight for _, weight in sampled])
         per_step = []
         for i in range(scheme.iterations):
             batch = [g[i] for g, (x, _) in zip(gradients, sampled, strict=True) if x[i]]
-            subsets = list(itertools.combinations(batch, min(scheme.max_batch_size, len(batch))))
+            subsets = list(itertools.combinations(batch, min(most, len(batch))))
             per_step.append([(sum(kept), 1 / len(subsets)) for kept in subsets])
         for choice in itertools.product(*per_step):
             sums = tuple(float(total) for total, _ in choice)
@@ -265,24 +248,16 @@ def test_the_pair_dominates_two_correlated_steps(warm, direction):
     dense = enumeration.strategy_matrix(ja.BandedToeplitz.square_root(2).coefficients, 2, 2)
 
     def delta(with_it, without):
-        pair = (with_it, without) if direction == "remove" else (without, with_it)
-        first, second = ({tuple(dense @ x): w for x, w in distribution.items()} for distribution in pair)
-        return plane_delta(first, second, sigma, epsilon)
+        return tuples.divergence(with_it, without, sigma, epsilon, direction, dense=dense, points=401)
 
-    patterns, sizes = enumeration.pattern_distribution(scheme.untruncated), {}
-    for (x, one), (y, other) in itertools.product(patterns.items(), repeat=2):
-        total = tuple(np.add(x, y).tolist())
-        sizes[total] = sizes.get(total, 0.0) + one * other
-    bound = sum(
-        w * delta(count_distribution(scheme, r, 2, 1), count_distribution(scheme, r, -1, 0))
-        for r, w in sizes.items()
-    )
+    bound = given_sizes(scheme, delta)
+    given = scheme.untruncated, scheme.max_batch_size
     worst, signs = 0.0, list(itertools.product((-1.0, 1.0), repeat=2))
     for others in itertools.combinations_with_replacement(signs, 2):
-        zeroed, absent = truncated_sums(scheme, [(0.0, 0.0), *others]), truncated_sums(scheme, others)
+        zeroed, absent = (truncated_sums(*given, part) for part in ([(0.0, 0.0), *others], others))
         # The first gradient is 1 without loss, by symmetry.
         for gradient in ((1.0, 1.0), (1.0, -1.0)):
-            with_it = truncated_sums(scheme, [gradient, *others])
+            with_it = truncated_sums(*given, [gradient, *others])
             worst = max(worst, delta(with_it, zeroed), delta(with_it, absent))
     assert 0 < worst <= bound + 1e-5
 
@@ -413,8 +388,7 @@ def test_batch_sizes_of_the_production_case(key):
 @pytest.mark.parametrize("direction", ["remove", "add"])
 def test_plain_draws_give_the_exact_delta(direction, key):
     """n = 1: the interval of the estimate holds the integral; false alarm 1e-6."""
-    scheme = ja.TruncatedBMinSep(1, 1, 0.4, 4, 8)
-    mechanism = ja.Mechanism(scheme, ja.BandedToeplitz.identity(), 0.7)
+    mechanism = ja.Mechanism(ja.TruncatedBMinSep(1, 1, 0.4, 4, 8), ja.BandedToeplitz.identity(), 0.7)
     exact = pair_delta(7, 0.4, 4, 0.7, 0.8, direction)
     draws = draws_of(plain(mechanism, direction), key, 1500)
     sign = 1 if direction == "remove" else -1
@@ -445,5 +419,4 @@ def test_from_calibration_to_batches(tmp_path, key):
     assert "truncated to uniformly random subsets" in again.statement()
     assert plan.expected_batch_size is not None and 25 < plan.expected_batch_size < 30
     sampler = Sampler.from_plan(again)
-    sizes = [sampler.next().size for _ in range(24)]
-    assert max(sizes) == 30
+    assert max([sampler.next().size for _ in range(24)]) == 30

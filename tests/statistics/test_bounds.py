@@ -78,6 +78,11 @@ def test_kl_at_the_ends():
     refused("must be in", bounds.kl, -0.1, 0.5)
 
 
+# (samples, theta / mean, mean, bound): numbers of the peer's tests.
+OF_THE_PEER = [(100, 1, 0.5, 1), (3, 2, 1 / 3, 1 / 2), (6, 2, 1 / 3, 1 / 4), (2, 3, 1 / 4, 1 / 3)]
+OF_THE_PEER += [(4, 3, 1 / 4, 1 / 9)]
+
+
 def test_fixed_rule_against_the_exact_binomial():
     """Coins of mean theta are the worst of all terms, and for them wrong acceptance is exact."""
     for theta in [0.9, 0.5, 0.1, 0.01, 1e-4]:
@@ -87,6 +92,9 @@ def test_fixed_rule_against_the_exact_binomial():
             assert np.all(stats.binom.cdf(heads, samples, theta) <= np.array(ours) * (1 + 1e-9))
     # A threshold at or above the scale needs no samples.
     assert bounds.failure_probability(theta=1.0, mean=1.0, samples=0) == 0
+    for samples, tau, mean, bound in OF_THE_PEER:
+        ours = bounds.failure_probability(theta=tau * mean, mean=mean, samples=samples)
+        assert ours == pytest.approx(bound, rel=1e-12)
 
 
 def test_budget():
@@ -124,8 +132,7 @@ def test_anytime_rule_by_dynamic_programming(theta, q):
 
     The lower end is what a rule that forgets log(1/q), or bets against the wrong mean, cannot pass.
     """
-    pilot = coins(round(300 * theta), 1000 - round(300 * theta))
-    bets, weights = bounds.default_bets(theta, pilot)
+    bets, weights = bounds.default_bets(theta, coins(round(300 * theta), 1000 - round(300 * theta)))
 
     def rule(counts):
         return bounds.accepts(counts, theta, q, bets, weights)
@@ -138,8 +145,7 @@ def test_a_stolen_pilot_would_break_it():
     theta, q = 0.1, 0.05
 
     def rule(counts):
-        bet = bounds.default_bets(theta, counts)[0][:1]
-        return bounds.accepts(counts, theta, q, bet, np.ones(1))
+        return bounds.accepts(counts, theta, q, bounds.default_bets(theta, counts)[0][:1], np.ones(1))
 
     assert chance_of_ever_accepting(rule, theta, 4000, every=20) > 1.5 * q
 
@@ -234,13 +240,11 @@ def test_predicted_samples():
     bets, weights = bounds.default_bets(0.01, pilot)
     for factor, verdict in ((1.05, True), (0.95, False)):
         s = round(factor * predicted / 200) * 200
-        counts = coins(s // 200, s - s // 200)
-        assert bounds.accepts(counts, 0.01, q, bets, weights) == verdict
+        assert bounds.accepts(coins(s // 200, s - s // 200), 0.01, q, bets, weights) == verdict
     assert bounds.predicted_samples(0.004, pilot, q) == math.inf
     assert bounds.predicted_samples(0.01, coins(0, 0), q) == math.inf
     assert bounds.predicted_samples(1.0, pilot, q) == 0
-    zeros = bounds.predicted_samples(1e-9, coins(0, 10), q)
-    assert zeros == pytest.approx(math.log(2 / q) / 1e-9, rel=1e-6)
+    assert bounds.predicted_samples(1e-9, coins(0, 10), q) == pytest.approx(math.log(2 / q) / 1e-9, rel=1e-6)
 
 
 @pytest.mark.parametrize("distribution", [*DISTRIBUTIONS, "coin", "zero"])
@@ -321,17 +325,6 @@ def test_stored_counts_hide_nothing(pairs):
     """Attack: of an index that is there twice the last count alone would be read."""
     refused("counts must", checked_counts, pairs, 9, "counts")
     assert checked_counts(((3, 5), (8, 1)), 9, "counts").tolist() == [0, 0, 0, 5, 0, 0, 0, 0, 1]
-
-
-# (samples, theta / mean, mean, bound): numbers of the peer's tests.
-OF_THE_PEER = [(100, 1, 0.5, 1), (3, 2, 1 / 3, 1 / 2), (6, 2, 1 / 3, 1 / 4), (2, 3, 1 / 4, 1 / 3)]
-OF_THE_PEER += [(4, 3, 1 / 4, 1 / 9)]
-
-
-def test_failure_probabilities_of_the_peer():
-    for samples, tau, mean, bound in OF_THE_PEER:
-        ours = bounds.failure_probability(theta=tau * mean, mean=mean, samples=samples)
-        assert ours == pytest.approx(bound, rel=1e-12)
 
 
 def test_wealth_is_monotone():

@@ -2,6 +2,7 @@
 
 import dataclasses
 import fractions
+import functools
 import math
 
 import mpmath
@@ -15,12 +16,7 @@ from jaxacct.accountants.composition import composed_delta
 from jaxacct.accountants.event_pairs import discrete_laplace, laplace
 from jaxacct.individual import subsampled_gaussian_delta
 from jaxacct.statistics import composed_losses
-from jaxacct.statistics.composed_losses import (
-    Part,
-    chord_masses,
-    divergence_bound,
-    divergence_table,
-)
+from jaxacct.statistics.composed_losses import Part, chord_masses, divergence_bound, divergence_table
 from jaxacct.statistics.gaussian_mixtures import Mixture, sampled_antipodal, sampled_gaussian
 from jaxacct.statistics.loss_curves import ChordCurve, LossCurve, Restricted, Values
 from jaxacct.statistics.tilted_sums import UNIT, Variable, rounding_error, sums
@@ -67,8 +63,7 @@ def test_each_number_of_large_losses_is_counted(monkeypatch):
         assert bound - remainder <= MARGIN * exact and bound >= exact
     curve = sampled_gaussian(reference.sigma, reference.q)[0]
     small = Part(Restricted(curve, shares[1] * reference.epsilon, above=False), reference.steps)
-    none = sums_of([small], reference.epsilon)
-    assert none.bound(reference.epsilon) < 0.97 * float(reference.delta)
+    assert sums_of([small], reference.epsilon).bound(reference.epsilon) < 0.97 * float(reference.delta)
 
 
 @pytest.mark.parametrize("cut", [-0.4, 0.0, 0.3, 1.5])
@@ -80,8 +75,7 @@ def test_two_steps_are_the_sum_over_who_is_large(cut):
     found = [sums_of(case, epsilon).bound(epsilon) for case in cases]
     exact = float(gaussian(epsilon, mpmath.sqrt(2)))
     assert exact <= found[0] + 2 * found[1] + found[2] <= 1.005 * exact
-    tail = scipy.special.ndtr(0.5 - cut)
-    assert large.total == pytest.approx(tail, rel=2e-3)  # of the pair that dominates
+    assert large.total == pytest.approx(scipy.special.ndtr(0.5 - cut), rel=2e-3)  # of the pair that dominates
 
 
 def settings_at_random(seed):
@@ -91,25 +85,22 @@ def settings_at_random(seed):
     return zip(*(part.tolist() for part in parts), strict=True)
 
 
+def one_step_curves(q, sigma):
+    """(curve, its divergence by definition) of one sampled step, removed, added and replaced."""
+    replaced = sampled_antipodal(sigma, q)
+    assert replaced.losses[0] == pytest.approx(-replaced.losses[-1], rel=1e-9)
+    for remove, curve in zip((True, False), sampled_gaussian(sigma, q), strict=True):
+        yield curve, functools.partial(sampled, q=q, sigma=sigma, remove=remove)
+    yield replaced, functools.partial(antipodal, q=q, sigma=sigma)
+
+
 def test_one_step_is_above_its_definition_over_the_whole_range():
     for q, sigma, share in settings_at_random(0):
-        for is_remove, curve in zip((True, False), sampled_gaussian(sigma, q), strict=True):
+        for curve, divergence in one_step_curves(q, sigma):
             epsilon = float(min(curve.nodes()[-1], 600.0) * share)
-            exact = sampled(epsilon, q, sigma, is_remove)
-            bound = divergence_bound([Part(curve, 1)], epsilon)
+            exact, bound = divergence(epsilon), divergence_bound([Part(curve, 1)], epsilon)
             assert exact <= bound
             assert exact < 1e-30 or q * share / sigma < 1e-7 or bound <= MARGIN * exact
-
-
-def test_one_step_of_replace_one_over_the_whole_range():
-    """The same of N(1, sigma^2) against N(-1, sigma^2), and its symmetry."""
-    for q, sigma, share in settings_at_random(1):
-        curve = sampled_antipodal(sigma, q)
-        epsilon = float(min(curve.losses[-1], 600.0) * share)
-        assert curve.losses[0] == pytest.approx(-curve.losses[-1], rel=1e-9)
-        exact, bound = antipodal(epsilon, q, sigma), divergence_bound([Part(curve, 1)], epsilon)
-        assert exact <= bound
-        assert exact < 1e-30 or q * share / sigma < 1e-7 or bound <= MARGIN * exact
 
 
 # (steps, sigma, epsilon, delta): what dp-accounting's transform certified, and is false at q = 1.
@@ -240,8 +231,7 @@ def test_directions_are_composed_apart():
     curves = sampled_gaussian(0.8, 0.2)
     whole = composed_delta(((curves, 6),), 2.0)
     assert whole == max(divergence_bound([Part(curve, 6)], 2.0) for curve in curves)
-    swapped = composed_delta(((curves[::-1], 6),), 2.0)
-    assert swapped == whole
+    assert composed_delta(((curves[::-1], 6),), 2.0) == whole
     assert divergence_bound([Part(curves[0], 3), Part(curves[1], 3)], 2.0) < whole
 
 
@@ -311,6 +301,9 @@ def test_rounding_of_sums_is_booked():
         off = math.sqrt(float(padded @ padded) + float(found[len(exact) :] @ found[len(exact) :]))
         shares.append(off / rounding_error(factors, 1.0, points))
     assert max(shares) < 1 and min(shares) > 1e-4
+    # Each multiplication rounds again: twice the copies, twice the error.
+    few, many = (rounding_error([(Variable(np.array([0.5, 0.5]), 1024), n)], 1.0, 1024) for n in (1000, 2000))
+    assert many > 1.9 * few > 0
     assert rounding_error([(Variable(np.ones(2) / 2, 2**20), 10**14)], 1.0, 2**20) == math.inf
     assert rounding_error([(Variable(np.array([0.5, np.nan]), 64), 1)], 1.0, 64) == math.inf
     assert rounding_error([(Variable(np.ones(2) / 2, 64), 1)], math.nan, 64) == math.inf
@@ -323,8 +316,7 @@ def test_chords_are_raised_by_what_deltas_may_be_off_by():
     raised = chord_masses(deltas, np.full(3, 1e-3), step)
     assert raised[1] == pytest.approx(0.401 + 0.052 / math.expm1(step), rel=1e-12)
     assert raised[-1] == 0.351
-    falling = chord_masses(np.array([0.1, 0.1, 0.05]), np.zeros(3), 1.0)
-    assert np.all(np.diff(falling) <= 0)
+    assert np.all(np.diff(chord_masses(np.array([0.1, 0.1, 0.05]), np.zeros(3), 1.0)) <= 0)
 
 
 def test_a_curve_that_is_low_by_its_stated_error_still_gives_a_bound():
@@ -385,12 +377,6 @@ def test_every_allowance_is_in_the_bound(monkeypatch):
     assert lattice.bound(epsilon) <= epsilon - 8 * UNIT * epsilon
 
 
-def test_rounding_of_a_power_grows_with_the_exponent():
-    """Each multiplication rounds again: twice the copies, twice the error."""
-    few, many = (rounding_error([(Variable(np.array([0.5, 0.5]), 1024), n)], 1.0, 1024) for n in (1000, 2000))
-    assert many > 1.9 * few > 0
-
-
 def test_errors_of_tails_are_in_a_curve(monkeypatch):
     """Attack: both tails wrong by their stated error, each in the direction that lowers delta."""
     exact, off = sampled_gaussian(1.3, 0.1)[0], 1e-4
@@ -413,8 +399,7 @@ def test_errors_of_tails_are_in_a_curve(monkeypatch):
 
 @pytest.mark.parametrize("q", [1.0, 0.5])
 def test_losses_beyond_the_integers_of_a_lattice_are_infinite(q):
-    curve = sampled_gaussian(1e-3, q)[0]
-    assert divergence_bound([Part(curve, 10**12)], 1e-3) == 1.0
+    assert divergence_bound([Part(sampled_gaussian(1e-3, q)[0], 10**12)], 1e-3) == 1.0
 
 
 def test_restricted_curves_add_up():
@@ -463,10 +448,8 @@ def test_coarse_and_short_lattices_give_bounds(points, cut, monkeypatch):
     monkeypatch.setattr(composed_losses, "_MIN_POINTS", points)
     monkeypatch.setattr(composed_losses, "_MAX_POINTS", 2 * points)
     monkeypatch.setattr(composed_losses, "CUT", cut)
-    rng = np.random.default_rng(1)
-    for epsilon in rng.uniform(0.2, 6.0, 8):
-        exact = gaussian(float(epsilon), math.sqrt(1000) / 30)
-        assert divergence_bound(PARTS, float(epsilon)) >= exact
+    for epsilon in np.random.default_rng(1).uniform(0.2, 6.0, 8):
+        assert divergence_bound(PARTS, float(epsilon)) >= gaussian(float(epsilon), math.sqrt(1000) / 30)
 
 
 def test_a_hull_of_upper_bounds_is_between_curve_and_bounds():

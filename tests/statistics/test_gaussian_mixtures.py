@@ -14,16 +14,11 @@ from jaxacct import BandedToeplitz, IndependentAttribution, Mechanism, MultiAttr
 from jaxacct.accountants import analytic
 from jaxacct.core.evidence import Bound
 from jaxacct.interoperation import dominating_event
+from jaxacct.statistics import gaussian_mixtures
 from jaxacct.statistics.composed_losses import Part, divergence_bound
-from jaxacct.statistics.gaussian_mixtures import (
-    Mixture,
-    binomial,
-    binomial_curves,
-    both_directions_of_mixture,
-    sampled_gaussian,
-)
 from jaxacct.statistics.tilted_sums import UNIT
 from tests.oracles.composed_losses import USERS
+from tests.refusals import refused
 
 # (sigma, examples, probability): rare and certain participation, far and near means, counts that are joined.
 SETTINGS = [
@@ -38,7 +33,7 @@ SETTINGS = [
 ]
 
 
-def exact(mixture: Mixture, x: float, remove: bool):
+def exact(mixture: gaussian_mixtures.Mixture, x: float, remove: bool):
     """(divergence, probability of larger losses) by the definition, in 60 digits; None far out.
 
     The loss is convex, so that Newton's method ends from anywhere but where it is flat.
@@ -67,9 +62,9 @@ def exact(mixture: Mixture, x: float, remove: bool):
 @pytest.mark.parametrize("setting", SETTINGS, ids=str)
 def test_curves_are_above_60_digits_and_corners_just_above(setting):
     sigma, count, probability = setting
-    means, weights = binomial(count, probability)
-    mixture = Mixture(tuple(mean / sigma for mean in means), weights)
-    for remove, curve in zip((True, False), binomial_curves(*setting), strict=True):
+    means, weights = gaussian_mixtures.binomial(count, probability)
+    mixture = gaussian_mixtures.Mixture(tuple(mean / sigma for mean in means), weights)
+    for remove, curve in zip((True, False), gaussian_mixtures.binomial_curves(*setting), strict=True):
         some, seen = curve.losses[:: curve.losses.size // 12], 0
         for is_corner, losses in ((True, some), (False, some[:-1] + np.diff(some) / 3)):
             for x, delta in zip(losses, curve.at(losses).deltas, strict=True):
@@ -87,14 +82,16 @@ def test_curves_are_above_60_digits_and_corners_just_above(setting):
 @pytest.mark.parametrize("q", [1e-3, 0.3, 1.0])
 def test_one_example_is_a_sampled_gaussian(q):
     losses = np.linspace(-3.0, 6.0, 301)
-    for mixture, sampled in zip(binomial_curves(0.8, 1, q), sampled_gaussian(0.8, q), strict=True):
+    for mixture, sampled in zip(
+        gaussian_mixtures.binomial_curves(0.8, 1, q), gaussian_mixtures.sampled_gaussian(0.8, q), strict=True
+    ):
         first, second = mixture.at(losses).deltas, sampled.at(losses).deltas
         np.testing.assert_allclose(first, second, rtol=1e-9, atol=1e-200)
 
 
 @pytest.mark.parametrize("reference", USERS, ids=str)
 def test_users_are_above_60_digit_references_and_near(reference):
-    curves = binomial_curves(reference.sigma, reference.examples, reference.q)
+    curves = gaussian_mixtures.binomial_curves(reference.sigma, reference.examples, reference.q)
     part = Part(curves[not reference.remove], reference.steps)
     exact = float(reference.delta)
     assert exact * (1 - 1e-11) <= divergence_bound([part], reference.epsilon) <= 1.02 * exact
@@ -103,14 +100,14 @@ def test_users_are_above_60_digit_references_and_near(reference):
 def test_one_example_less_is_refuted_by_the_references():
     """The attack: a user whose last example is not counted has too small a delta."""
     for reference in USERS:
-        curves = binomial_curves(reference.sigma, reference.examples - 1, reference.q)
+        curves = gaussian_mixtures.binomial_curves(reference.sigma, reference.examples - 1, reference.q)
         part = Part(curves[not reference.remove], reference.steps)
         assert divergence_bound([part], reference.epsilon) < 0.99 * float(reference.delta)
 
 
 @pytest.mark.parametrize(("count", "probability"), [(16, 0.00512), (1000, 0.5), (300, 0.001), (3, 1.0)])
 def test_joined_counts_are_stochastically_larger_and_hardly(count, probability):
-    means, weights = binomial(count, probability)
+    means, weights = gaussian_mixtures.binomial(count, probability)
     p = Fraction(probability)
     law = [math.comb(count, j) * p**j * (1 - p) ** (count - j) for j in range(count + 1)]
     found = dict(zip(means, map(Fraction, weights), strict=True))
@@ -132,8 +129,8 @@ def test_the_logarithm_of_the_normal_distribution_is_as_good_as_assumed():
 
 
 def test_given_mixtures_are_checked():
-    found = both_directions_of_mixture(2.0, (1.0, 0.0, 1.0), (0.25, 0.5, 0.25))
-    for one, other in zip(found, sampled_gaussian(2.0, 0.5), strict=True):
+    found = gaussian_mixtures.both_directions_of_mixture(2.0, (1.0, 0.0, 1.0), (0.25, 0.5, 0.25))
+    for one, other in zip(found, gaussian_mixtures.sampled_gaussian(2.0, 0.5), strict=True):
         # Next to the largest loss, where less than 1e-58 is left, the rounding of a loss is much of it.
         np.testing.assert_allclose(one.heights, other.heights, rtol=1e-9, atol=1e-66)
     for means, weights, reason in (
@@ -142,8 +139,7 @@ def test_given_mixtures_are_checked():
         ([0.0, 1.0], [0.5, math.nan], "in \\[0, 1\\]"),
         ([0.0, 1.0], [0.5, 0.4], "add up to 1"),
     ):
-        with pytest.raises(ValueError, match=reason):
-            both_directions_of_mixture(1.0, tuple(means), tuple(weights))
+        refused(reason, gaussian_mixtures.both_directions_of_mixture, 1.0, tuple(means), tuple(weights))
 
 
 def test_a_user_with_16_examples_is_calibrated_by_the_mixture():
@@ -162,7 +158,7 @@ def test_weights_that_miss_one_are_no_certificate(q, sigma, off):
 
     Where that is more than the losses themselves, the event at a loss that is too small misses the best one.
     """
-    remove, add = both_directions_of_mixture(sigma, (0.0, 1.0), (1 - q - off, q))
+    remove, add = gaussian_mixtures.both_directions_of_mixture(sigma, (0.0, 1.0), (1 - q - off, q))
     with mp.workdps(40):
         weight, mu = mp.mpf(q) / (1 - mp.mpf(off)), 1 / mp.mpf(sigma)
         z = mu / 2  # at epsilon 0 both directions are the distance in total variation

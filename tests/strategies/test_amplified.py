@@ -8,6 +8,7 @@ import pytest
 from jaxacct import BandedToeplitz, prefix_sum_error
 from jaxacct.strategies import Workload, workload_error
 from jaxacct.strategies.amplified import _lags, _log_square_noise, _log_sum, amplified
+from tests.refusals import refused
 
 C = np.array([1.0, 0.5, 0.3, 0.25, 0.0, 0.1])
 
@@ -74,5 +75,4 @@ def test_one_band_and_bad_numbers():
         ({"workload": None}, "workload must be"),
     ]
     for change, message in changes:
-        with pytest.raises(ValueError, match=message):
-            amplified(**given | change)
+        refused(message, amplified, **given | change)

@@ -11,7 +11,6 @@ import pytest
 import jaxacct as ja
 from jaxacct.kernels import randomness
 from jaxacct.likelihood.loss import loss_of_scores
-from jaxacct.proposals.candidates import candidates
 from jaxacct.statistics.hockey_stick import DIRECTIONS
 from jaxacct.strategies import ending
 from tests.draws import divergence_interval
@@ -94,33 +93,23 @@ def test_normalizer_of_shorter_columns_against_all_tuples():
 TWO_STEPS = ja.Mechanism(ja.BMinSep(2, 2, 0.4), ja.FiniteToeplitz((0.8, 0.6), 2), 0.8)
 
 
-def two_step_interval(proposal, epsilon):
-    draws = proposal.draw(randomness.key_from_words([3, 4]), 0, 64)
-    return divergence_interval(proposal, draws, epsilon, FALSE_ALARM / 20)
+PAIR_OF_A_USER = ja.Mechanism(ja.IndependentAttribution(2, 2, 0.3, 2), ja.FiniteToeplitz((2.0, 1.0), 2), 0.9)
 
 
-def test_proposals_have_the_exact_divergence():
+# One example in CI; several with whole columns in `conformance`.
+@pytest.mark.parametrize(
+    ("mechanism", "epsilon", "names"),
+    [(TWO_STEPS, 1.0, ("plain", "replicas:2")), slow(PAIR_OF_A_USER, 1.5, ("replicas:4",))],
+)
+def test_proposals_have_the_exact_divergence(mechanism, epsilon, names):
     """And the extended horizon's is distinguished: the tests would notice rows that are not there."""
-    scheme, coefficients, sigma = TWO_STEPS.scheme, coefficients_of(TWO_STEPS), 0.8
-    epsilon = 1.0
-    exact = tuples.two_step_delta(scheme, coefficients, sigma, epsilon, "remove", 2)
-    extended = tuples.two_step_delta(scheme, coefficients, sigma, epsilon, "remove")
-    found = [c.proposal for c in candidates(TWO_STEPS, epsilon, "remove", ja.Budget.split(1e-6))]
-    found = [p for p in found if p.name in ("plain", "replicas:2")]
-    assert len(found) == 2
-    for proposal in found:
-        low, high = two_step_interval(proposal, epsilon)
-        assert low <= exact <= high < extended
-
-
-@pytest.mark.slow  # one example in CI, above; several with whole columns in `conformance`
-def test_proposals_for_several_examples_have_the_exact_divergence():
-    epsilon, sigma = 1.5, 0.9
-    mechanism = ja.Mechanism(ja.IndependentAttribution(2, 2, 0.3, 2), ja.FiniteToeplitz((2.0, 1.0), 2), sigma)
-    exact = tuples.two_step_delta(mechanism.scheme, coefficients_of(mechanism), sigma, epsilon, "remove", 2)
-    proposal = proposal_by_name(mechanism, epsilon, "remove", "replicas:4")
-    low, high = two_step_interval(proposal, epsilon)
-    assert low <= exact <= high
+    of = mechanism.scheme, coefficients_of(mechanism), mechanism.noise_multiplier, epsilon, "remove"
+    exact, extended = (tuples.two_step_delta(*of, rows) for rows in (2, None))
+    for name in names:
+        proposal = proposal_by_name(mechanism, epsilon, "remove", name)
+        draws = proposal.draw(randomness.key_from_words([3, 4]), 0, 64)
+        low, high = divergence_interval(proposal, draws, epsilon, FALSE_ALARM / 20)
+        assert low <= exact <= high and (mechanism is not TWO_STEPS or high < extended)
 
 
 def test_a_certified_plan_is_private_and_the_extended_one_is_not_certified():
@@ -129,8 +118,7 @@ def test_a_certified_plan_is_private_and_the_extended_one_is_not_certified():
     whole = ja.BandedToeplitz(coefficients)
 
     def delta(rows):
-        both = [tuples.two_step_delta(scheme, coefficients, sigma, 1.0, way, rows) for way in DIRECTIONS]
-        return max(both)
+        return max([tuples.two_step_delta(scheme, coefficients, sigma, 1.0, way, rows) for way in DIRECTIONS])
 
     assert 0.85 * 0.05 <= delta(2) <= 0.95 * 0.05 < 0.05 < delta(3)
     target = dict(epsilon=1.0, delta=0.05, noise_multiplier=sigma, key=jax.random.key(5))

@@ -65,11 +65,8 @@ def has_the_certified_noise(noise, columns, sigma):
     return noise * noise >= Fraction(sigma) ** 2 * largest
 
 
-def test_every_kind_of_matrix_is_in_the_table():
-    assert set(GIVEN) == set(STRATEGIES)
-
-
 def test_who_trains_with_the_matrix_as_given_has_the_certified_noise():
+    assert set(GIVEN) == set(STRATEGIES), "every kind of matrix is in the table"
     for sigma in [0.7, 1.0, 0.123456789012345]:
         for strategy, columns in GIVEN.values():
             words = noise_multipliers(ja.Mechanism(ja.BMinSep(N, 3, 0.2), strategy, sigma))
@@ -114,13 +111,10 @@ def test_a_scale_beyond_what_noise_can_have_is_refused(scale):
     refused("column norm from 1e-290 to 1e", lambda: ja.Dense(scale * np.eye(2)))
 
 
-def test_the_finite_matrix_of_a_given_one_keeps_its_scale():
+def test_the_finite_matrix_of_a_given_one_keeps_its_scale_and_what_a_search_scales_has_none():
     strategy = ja.BandedToeplitz(COLUMN)
     finite = ending(strategy, ja.BMinSep(N, 3, 0.2))
     assert type(finite) is ja.FiniteToeplitz and finite.given_norm == strategy.given_norm
-
-
-def test_what_a_search_scales_has_no_scale():
     schedule = dict(iterations=N, min_separation=3, participations=2)
     assert ja.BandedToeplitz.optimal(bands=3, **schedule).given_norm == 1
     assert ja.BandedInverse.optimal(bands=3, **schedule).given_norm == 1

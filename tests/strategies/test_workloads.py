@@ -210,8 +210,7 @@ def test_an_optimised_matrix_by_name_is_made_for_the_workload():
 def test_the_last_iterate_has_the_maximal_error_at_a_constant_rate():
     for workload in WORKLOADS[:4]:
         squares = np.square(workload.matrix(N) @ np.linalg.inv(enumeration.strategy_matrix([0.8, 0.6], N, N)))
-        last = dataclasses.replace(workload, last=True)
-        found = BandedToeplitz((0.8, 0.6)).unit_workload_error(N, last)
+        found = BandedToeplitz((0.8, 0.6)).unit_workload_error(N, dataclasses.replace(workload, last=True))
         assert found == pytest.approx(squares.sum(axis=1).max(), rel=1e-12)
 
 

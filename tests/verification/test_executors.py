@@ -69,16 +69,15 @@ class AtOnce(Executor):
         return Late()
 
 
-@pytest.mark.parametrize("rule", ["anytime", slow("fixed")])
-def test_threads_make_the_evidence_of_one_machine(rule, alone):
-    with ThreadPoolExecutor(3) as executor:
+@pytest.mark.parametrize(
+    "kind, rule", [("threads", "anytime"), ("processes", "anytime"), slow("threads", "fixed")]
+)
+def test_workers_make_the_evidence_of_one_machine(kind, rule, alone):
+    spawned = multiprocessing.get_context("spawn")
+    pool = ThreadPoolExecutor(3) if kind == "threads" else ProcessPoolExecutor(1, mp_context=spawned)
+    with pool as executor:
         assert evidence_by(executor, rule) == alone[rule]
     assert alone["fixed"].remove.num_samples == -(-SAMPLES // 128) * 128
-
-
-def test_processes_make_the_evidence_of_one_machine(alone):
-    with ProcessPoolExecutor(1, mp_context=multiprocessing.get_context("spawn")) as executor:
-        assert evidence_by(executor) == alone["anytime"]
 
 
 def test_calibrate_by_an_executor_gives_the_same_plan():

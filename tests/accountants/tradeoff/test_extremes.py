@@ -17,6 +17,7 @@ from jaxacct.accountants import tradeoff
 from jaxacct.cli.commands import tradeoff as command
 from jaxacct.cli.usage import parse
 from jaxacct.individual import filters
+from tests.oracles.composed_losses import gaussian
 from tests.oracles.settings import slow
 from tests.refusals import refused
 
@@ -94,10 +95,8 @@ TABLE = {
     ),
     "sgd": (
         asked(tradeoff.noisy_sgd_accountant),
-        dict(
-            ask=((), EPSILON, AT), steps=(2, 1, 1000), batch_size=COUNT, num_examples=COUNT[1:], window=(1, 2)
-        )
-        | dict(noise_split=(2.0, 1 + 2.0**-52, 1e30, 1e300))
+        dict(ask=((), EPSILON, AT), steps=(20, 1, 1000), batch_size=COUNT, num_examples=COUNT[1:])
+        | dict(window=(1, 2), noise_split=(2.0, 1 + 2.0**-52, 1e30, 1e300))
         | dict.fromkeys(RUN, (1e-30, 0.0, 1e-9, 1.0, 1e9, 1e200, 1e30)),
     ),
     "langevin": (
@@ -170,7 +169,7 @@ def calls(grid):
     base = {}
     for name, values in grid.items():
         usual = next((value for value in values if type(value) is float and value == 1.0), values[0])
-        base[name] = MIDDLE.get(name, usual)
+        base[name] = usual if name == "steps" and 20 in values else MIDDLE.get(name, usual)
     yield base
     for name, values in grid.items():
         for value in values:
@@ -338,7 +337,6 @@ def test_far_gaussian_deltas_are_above_the_exact_ones():
         for mu, factor in zip(generator.uniform(1, 10, 20), generator.uniform(1, 2, 20), strict=True):
             epsilon = float(mu * ratio * factor)
             with mpmath.workdps(60):
-                e, m = mpmath.mpf(epsilon), mpmath.mpf(float(mu))
-                exact = mpmath.log(mpmath.ncdf(m / 2 - e / m) - mpmath.exp(e) * mpmath.ncdf(-m / 2 - e / m))
+                exact = mpmath.log(gaussian(epsilon, float(mu)))
                 found = mpmath.mpf(float(tradeoff.gdp_log_delta(epsilon, mu)))
                 assert exact <= found <= exact + 1e-10 + 2e-15 * (factor * ratio) ** 2

@@ -5,6 +5,7 @@ import numpy as np
 import pytest
 
 from jaxacct.accountants import tradeoff
+from tests.oracles.composed_losses import gaussian
 from tests.refusals import refused
 
 
@@ -13,9 +14,7 @@ def near(found, expected, relative=1e-6):
 
 
 def exact(epsilon, mu):
-    with mpmath.workdps(60 if epsilon else 340):
-        e, m = mpmath.mpf(epsilon), mpmath.mpf(mu)
-        return mpmath.ncdf(m / 2 - e / m) - mpmath.exp(e) * mpmath.ncdf(-m / 2 - e / m)
+    return gaussian(epsilon, mu, 60 if epsilon else 340)
 
 
 def test_tails_against_arbitrary_precision():

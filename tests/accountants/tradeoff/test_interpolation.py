@@ -79,8 +79,7 @@ def test_convex_cyclic_and_its_printed_crossing():
     assert bound.mu == pytest.approx(math.sqrt(2.5625) / 3, rel=1e-12) and bound.theorem == "theorem 4.6"
     # Table 10 prints 31 as the epochs from which theorem 4.6 beats composition; it is 41 (errata).
     best = min(convex_mu(w, 10, 0.25 / 3, 1 / 0.12) for w in range(1, 400))
-    crossing = next(E for E in range(1, 400) if composition_gdp(0.25 / 3, E) >= best)
-    assert crossing == 41
+    assert next(E for E in range(1, 400) if composition_gdp(0.25 / 3, E) >= best) == 41
     assert composition_gdp(0.25 / 3, 31) < best
 
 
@@ -287,8 +286,7 @@ def test_best_shifts_by_batch():
     run = dict(epochs=50, strong_convexity=0.002, **MNIST)
     for index, mu in {1: 0.7427, 10: 0.7449, 20: 0.7495, 30: 0.7622, 39: 0.8734, 40: 0.9925}.items():
         assert noisy_cgd_gdp(batch_index=index, **run).mu == pytest.approx(mu, abs=6e-5)
-    limit = noisy_cgd_gdp(**run).compared["theorem 4.5 as c tends to 1"]
-    assert limit == pytest.approx(0.9944289, rel=1e-6)
+    assert noisy_cgd_gdp(**run).compared["theorem 4.5 as c tends to 1"] == pytest.approx(0.9944289, rel=1e-6)
 
 
 @pytest.mark.parametrize("window", [1, 3, 20])

@@ -93,7 +93,6 @@ def test_names_and_parameters(package):
 def test_methods_of_results():
     for kind, names in METHODS.items():
         assert all(callable(getattr(kind, name)) for name in names.split()), kind
-    fields = {"mu", "theorem", "window", "exact"}
-    assert fields <= set(tradeoff.GDPBound.__dataclass_fields__)
+    assert {"mu", "theorem", "window", "exact"} <= set(tradeoff.GDPBound.__dataclass_fields__)
     assert {"gaussian_mu", "subsampled"} <= set(tradeoff.TradeoffBound.__dataclass_fields__)
     assert tradeoff.Shifts._fields == ("mu", "shifts", "gaps", "lambdas")

@@ -28,25 +28,25 @@ from jaxacct.accountants.tradeoff import (
 )
 from jaxacct.accountants.tradeoff.generalized_dpsgd import sampled_participation
 from tests.oracles.chi_square import chi_square_p_value
+from tests.refusals import refused
 
 
-def enumerate_epoch(n, m, s, g):
-    """The distribution of c^2 of one shuffled epoch, by all places that g records can have."""
-    counts = Counter()
+def hits(n, m, s, g):
+    """{hit terms of each round: probability}, shuffled and independent, by all places of g records."""
+    shuffled, one, share = Counter(), Counter(), Fraction(1, math.comb(n, g))
     for places in itertools.combinations(range(n), g):
-        terms = {place // s for place in places}
-        counts[sum(k * k for k in Counter(term // m for term in terms).values())] += 1
-    total = math.comb(n, g)
-    return {y: Fraction(k, total) for y, k in sorted(counts.items())}
+        per_round = Counter(term // m for term in {place // s for place in places})
+        shuffled[tuple(per_round[b] for b in range(n // (m * s)))] += share
+        one[(per_round[0],)] += share
+    return shuffled, one
 
 
-def enumerate_rounds(n, m, s, g, rounds):
-    """The distribution of c^2 of independent rounds, by all places of g records in each."""
-    one = Counter()
-    for places in itertools.combinations(range(n), g):
-        hit = {place // s for place in places if place < m * s}
-        one[len(hit) ** 2] += Fraction(1, math.comb(n, g))
-    return composed(one, rounds)
+def squares(distribution):
+    """The distribution of c^2."""
+    found = Counter()
+    for terms, chance in distribution.items():
+        found[sum(k * k for k in terms)] += chance
+    return dict(sorted(found.items()))
 
 
 def composed(one, rounds):
@@ -78,8 +78,9 @@ def test_both_kinds_by_enumeration():
         (8, 2, 2, 1, 2),
         (8, 1, 1, 8, 1),
     ]:
-        assert_distribution(participation_pmf(n, m, s, 1, g, "shuffling"), enumerate_epoch(n, m, s, g))
-        expected = enumerate_rounds(n, m, s, g, epochs * n // (m * s))
+        shuffled, one = hits(n, m, s, g)
+        assert_distribution(participation_pmf(n, m, s, 1, g, "shuffling"), squares(shuffled))
+        expected = composed(squares(one), epochs * n // (m * s))
         assert_distribution(participation_pmf(n, m, s, epochs, g, "subsampling"), expected)
 
 
@@ -91,7 +92,7 @@ def test_printed_occupancy_distribution_fails():
         j: math.comb(batches, j) * math.comb(g - 1, j - 1) / math.comb(batches - 1 + g, g) for j in (1, 2)
     }
     assert printed == pytest.approx({1: 2 / 3, 2: 1 / 3})
-    assert enumerate_epoch(n, 1, s, g) == {1: Fraction(1, 3), 2: Fraction(2, 3)}
+    assert squares(hits(n, 1, s, g)[0]) == {1: Fraction(1, 3), 2: Fraction(2, 3)}
     # At N = 1000, s = 100, g = 4, sigma 2: delta(1) is .10233, the printed distribution says .08642.
     wrong = {j: math.comb(10, j) * math.comb(3, j - 1) / math.comb(13, 4) for j in range(1, 5)}
     distribution = ParticipationPMF(np.array(list(wrong)), np.array(list(wrong.values())))
@@ -160,8 +161,7 @@ def test_calibrated_sigma_meets_its_target_and_little_less_does_not():
 def test_truncated_mass_is_delta():
     distribution = ParticipationPMF(np.array([1]), np.array([1 - 1e-6]), 1e-6)
     assert mixture_delta(50.0, distribution, 1.0) == pytest.approx(1e-6, rel=1e-6)
-    with pytest.raises(ValueError, match="truncated mass"):
-        mixture_epsilon(1e-7, distribution, 1.0)
+    refused("truncated mass", mixture_epsilon, 1e-7, distribution, 1.0)
     long = participation_pmf(2000, 20, 1, 40, 3, "subsampling")
     assert 0 < long.truncated_mass < 1e-20 and abs(long.prob.sum() - 1) < 1e-9
 
@@ -198,15 +198,10 @@ def thinned(distribution, m, least):
 )
 def test_filtered_distributions_by_enumeration(n, m, s, g, least):
     """All places of the group and all coins, one epoch shuffled and one of independent rounds."""
-    rounds, shuffled, one = n // (m * s), Counter(), Counter()
-    for places in itertools.combinations(range(n), g):
-        per_round = Counter(term // m for term in {place // s for place in places})
-        shuffled[tuple(per_round[b] for b in range(rounds))] += Fraction(1, math.comb(n, g))
-        one[(len({place // s for place in places if place < m * s}),)] += Fraction(1, math.comb(n, g))
-    sizes = (n, m, s, 1, g)
+    (shuffled, one), sizes = hits(n, m, s, g), (n, m, s, 1, g)
     found = filtered_participation_pmf(*sizes, "shuffling", min_kept=least)
     assert_distribution(found, thinned(shuffled, m, least))
-    expected = composed(thinned(one, m, least), rounds)
+    expected = composed(thinned(one, m, least), n // (m * s))
     assert_distribution(filtered_participation_pmf(*sizes, "subsampling", min_kept=least), expected)
     # Fewer terms count than without coins, and fewer still where rounds are skipped.
     assert found.mean < participation_pmf(*sizes, "shuffling").mean
@@ -234,8 +229,7 @@ def test_printed_numbers_of_the_distributions():
     assert_distribution(pmf, {y: Fraction(*p) for y, p in expected.items()})
     from jaxacct.accountants.tradeoff.generalized_dpsgd.participation import round_hits
 
-    hits = round_hits(12, 3, 2, 4)
-    assert hits == [Fraction(1, 33), Fraction(1, 3), Fraction(17, 33), Fraction(4, 33)]
+    assert round_hits(12, 3, 2, 4) == [Fraction(1, 33), Fraction(1, 3), Fraction(17, 33), Fraction(4, 33)]
     q = 1 - float(round_hits(50000, 1, 500, 4)[0])
     assert q == pytest.approx(0.0394051544, rel=1e-8) and 100 * q == pytest.approx(3.9405154413, rel=1e-9)
     assert 100 * (1 - float(round_hits(1000, 1, 10, 5)[0])) == pytest.approx(4.9106294283, rel=1e-6)
