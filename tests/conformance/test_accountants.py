@@ -28,6 +28,8 @@ from tests.stored_plans import as_json, loaded
 IDENTITY = ja.BandedToeplitz.identity()
 COMPOSED = dp_accounting.GaussianDpEvent(5.0)
 OVERLAPPING = ja.Dense(np.array([[1.0, 0.0], [0.5, 1.0]]))
+UNIT_COLUMNS = ja.Dense(np.array([[0.6, 0.0], [0.8, 1.0]]))  # which overlap all the same
+SHORT_COLUMN = ja.Dense(np.diag([1.0, 0.5]))
 
 
 def at(scheme, sigma: float = 0.9, strategy: Strategy = IDENTITY) -> ja.Mechanism:
@@ -92,11 +94,8 @@ MEMBERS = {
             (at(ja.EpochwiseAllocation(5, 3, 2)), None, "epochs are not independent"),
             (at(ja.BallsInBins(2, 2)), None, "epochs are not independent"),
             (at(ja.EpochwiseAllocation(2, 1)), COMPOSED, "nothing is composed"),
-            (
-                at(ja.EpochwiseAllocation(2, 1), strategy=ja.Dense(np.diag([1.0, 0.5]))),
-                None,
-                "not the identity",
-            ),
+            (at(ja.EpochwiseAllocation(2, 1), strategy=SHORT_COLUMN), None, "not the identity"),
+            (at(ja.EpochwiseAllocation(2, 1), strategy=UNIT_COLUMNS), None, "not the identity"),
         ],
     ),
     "revealed-pattern": (
