@@ -144,12 +144,12 @@ def test_the_error_that_is_fed_back_is_no_longer_than_its_norm_in_whole_units(au
     rule = DiceRule(1.0, c2, 0.0, 1, automatic)
     assert rule.grid.unit == 2.0**-20
     unit = Fraction(rule.grid.unit)
-    sums, release = jax.jit(rule.sums), jax.jit(rule.release)
+    sums, release = jax.jit(rule.sums), jax.jit(rule.release, static_argnums=3)
     (clipped, raw), _ = sums(np.zeros((1, size), np.float32), np.ones(1, bool))
     for scale in (1.0, 1e-4, 1e6):
         error = jnp.asarray(scale * np.random.default_rng(0).uniform(0.9, 1, size), jnp.float32)
         state = test_dice_plan.DiceState(jnp.int32(0), error, jnp.asarray(KEYS[1]))
-        released, _ = release(state, clipped, raw)
+        released, _ = release(state, clipped, raw, 1)
         units = [round(Fraction(float(value)) / unit) for value in released]
         assert sum(value**2 for value in units) * unit**2 <= Fraction(c2) ** 2
         assert scale < 1 or any(units)  # what is too long is not fed back at all

@@ -56,7 +56,7 @@ def run(**options):
 def test_ghost_where_it_applies(monkeypatch):
     loss, params = mixed()
     chosen = choose(loss, params, data(), grid=GRID)
-    reason = "92.4% of the parameters have a fast path; gradients are scaled to 0.9997 clip_norm"
+    reason = "92.4% of the parameters have a fast path; gradients are scaled to 0.9998 clip_norm"
     assert chosen == ("ghost", reason)
 
     few, weights = (lambda w, example: (example["x"] @ w) ** 2), jnp.zeros(WIDTH)
