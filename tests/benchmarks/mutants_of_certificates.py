@@ -19,7 +19,7 @@ MISTAKES: dict[tuple[str, str], list[tuple[str, str]]] = {
         ("m / number, epsilon + floor)", "m / number, epsilon)"),
         ("or is_special or mechanism.is_replace_one", "or is_special"),
     ],
-    ("jaxacct/core/claim.py", "tests/core/test_adjacency.py"): [
+    ("jaxacct/core/claim.py", "tests/core/test_replace_one.py"): [
         ("if self.mechanism.adjacency != ZERO_OUT:", "if self.mechanism.is_add_or_remove:"),
     ],
     ("jaxacct/mechanisms/mechanism.py", "tests/core/test_replace_one.py"): [
@@ -78,7 +78,7 @@ MISTAKES: dict[tuple[str, str], list[tuple[str, str]]] = {
         ("total_variation=pairs * variation", "total_variation=variation"),
         ("math.expm1(pairs * math.log1p(relative))", "relative"),
     ],
-    ("jaxacct/schemes/replicas/table.py", "tests/core/test_draw_error_items.py"): [
+    ("jaxacct/schemes/replicas/table.py", "tests/core/test_budget_lines.py"): [
         ("* of_choices + _start_errors(mechanism)[1]", "* of_choices"),
         ("2.0**-43 + _start_errors(mechanism)[0]", "2.0**-43"),
     ],
@@ -162,7 +162,7 @@ MISTAKES: dict[tuple[str, str], list[tuple[str, str]]] = {
         ("if not _fit_together(", "if False and not _fit_together("),
         ("if keys[0] is not None and keys[0] == keys[1]:", "if False:"),
     ],
-    ("jaxacct/core/check.py", "tests/conformance/test_certificates.py"): [
+    ("jaxacct/core/check.py", "tests/conformance/test_claims.py"): [
         ("evidence.claim != claim.digest:", "False:"),
         ("math.isfinite(margin) and margin >=", "margin >="),
     ],
@@ -201,7 +201,7 @@ MISTAKES: dict[tuple[str, str], list[tuple[str, str]]] = {
     ("jaxacct/proposals/base.py", "tests/core/test_composed.py"): [
         ("left_out=setting.composed.exchanged(setting.epsilon, setting.mechanism.scheme)", "left_out=0.0"),
     ],
-    ("jaxacct/schemes/replicas/joint.py", "tests/proposals/test_joint_replicas.py"): [
+    ("jaxacct/schemes/replicas/joint.py", "tests/proposals/test_proposals.py"): [
         ("attraction[0] ** (j * (j - 1) // 2)", "attraction[0] ** (j // 2)"),
         ("* attracted**j", "* attracted"),
         ("return ways * p**j", "return p**j"),
@@ -215,7 +215,7 @@ MISTAKES: dict[tuple[str, str], list[tuple[str, str]]] = {
         ("here = jnp.minimum(at, n - 1)", "here = jnp.minimum(step, n - 1)"),
         ("jnp.where(left > 0, left + b - 1, 0)", "left"),
     ],
-    ("jaxacct/proposals/families/joint_replicas.py", "tests/proposals/test_joint_replicas.py"): [
+    ("jaxacct/proposals/families/joint_replicas.py", "tests/proposals/test_proposals.py"): [
         ("mechanism.pair_adjacency != ZERO_OUT", "False"),
         ('tables["log_z"] + (1 - tables["m"]) * loss', 'tables["log_z"] - loss'),
         ("replicas=m,", "replicas=1,"),

@@ -27,7 +27,7 @@ from jaxacct.statistics.lines import KINDS, BudgetLine, Item, total
 from jaxacct.strategies.stationary import circulant_length
 from tests.core.test_budget_lines import compare
 from tests.core.test_guards import BUDGET, of
-from tests.oracles import budget_families as families
+from tests.oracles import budget
 from tests.refusals import refused
 
 DELTA_V, U = 1e-5, 2.0**-24
@@ -167,10 +167,10 @@ def test_composed_replicas_book_what_is_left_out_and_weights_of_low_losses():
     mechanism = Mechanism(Poisson(40, 0.05), SMALL.strategy.identity(), 1.5)
     found = replicas.build(Setting(mechanism, 1.0, Direction.REMOVE, whole), 2)
     log_z = mechanism.scheme.replicas(mechanism).log_normalizer(mechanism)
-    expected = families.loss_items(mechanism, 1e-4, 2)
+    expected = budget.loss_items(mechanism, 1e-4, 2)
     margin = sum(amount for kind, amount in expected.values() if kind == "epsilon")
-    expected |= families.weight_items(mechanism, 1e-4, 2, log_z, whole.end + margin)
-    without = families.weight_items(mechanism, 1e-4, 2, log_z)
+    expected |= budget.weight_items(mechanism, 1e-4, 2, log_z, whole.end + margin)
+    without = budget.weight_items(mechanism, 1e-4, 2, log_z)
     assert expected["float32 weights"][1] != without["float32 weights"][1] or whole.end < 4
     exchanged = whole.exchanged(1.0, mechanism.scheme)
     assert 0 < exchanged != whole.left_out > 0
@@ -178,7 +178,7 @@ def test_composed_replicas_book_what_is_left_out_and_weights_of_low_losses():
     compare(budget_lines(found, 1e-4), expected, mechanism.scheme.replicas(mechanism).errors(mechanism))
     assert found.lowest == whole.end > 0
     far = dataclasses.replace(found, lowest=500.0)
-    weights = families.weight_items(mechanism, 1e-4, 2, log_z, 500.0 + margin)["float32 weights"][1]
+    weights = budget.weight_items(mechanism, 1e-4, 2, log_z, 500.0 + margin)["float32 weights"][1]
     assert next(x for x in budget_lines(far, 1e-4) if x.name == "float32 weights").amount == pytest.approx(
         weights, rel=1e-9, abs=0)  # fmt: skip
 

@@ -21,13 +21,12 @@ from jaxacct.schemes.truncation.independent_truncation import IndependentTruncat
 from jaxacct.statistics.lines import total
 from tests.draws import divergence_interval
 from tests.oracles import enumeration, tuples
-from tests.oracles.chi_square import chi_square_p_value
+from tests.oracles.chi_square import FALSE_ALARM, chi_square_p_value
 from tests.oracles.settings import slow
 from tests.proposals_by_name import proposal_by_name
 from tests.refusals import refused
 from tests.schemes.test_truncated_b_min_sep import given_sizes
 
-FALSE_ALARM = 1e-6
 NAME = "truncated"
 # Warm and cold, n < b, one band, everyone sampled; a maximum at the mean and above.
 SMALL = [

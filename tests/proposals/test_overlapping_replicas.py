@@ -15,11 +15,10 @@ from jaxacct.proposals.families.replicas import log_normalizer
 from jaxacct.schemes.replicas import by_age, table, table_weights
 from jaxacct.schemes.replicas.base import log_lift
 from tests.oracles import enumeration
-from tests.oracles.chi_square import chi_square_p_value
+from tests.oracles.chi_square import FALSE_ALARM, chi_square_p_value
 from tests.oracles.composed_losses import gaussian
 from tests.oracles.settings import slow_but
 
-FALSE_ALARM = 1e-6
 TAIL = (1.0, 0.6, 0.4, 0.3, 0.2, 0.1)
 SETTINGS = [
     (ja.BMinSep(6, 2, 0.3), TAIL),

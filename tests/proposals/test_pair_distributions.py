@@ -12,7 +12,7 @@ import pytest
 
 import jaxacct as ja
 from tests.draws import drawn_by
-from tests.oracles.chi_square import chi_square_p_value
+from tests.oracles.chi_square import FALSE_ALARM, chi_square_p_value
 from tests.oracles.enumeration import pattern_distribution
 from tests.oracles.pair_distributions import batch_size_distributions, min_p_value, pair_distributions
 from tests.oracles.settings import slow, slow_but
@@ -20,7 +20,6 @@ from tests.schemes.test_truncated_b_min_sep import truncated_sums
 from train.batches.graph import from_edges
 from train.batches.sampler import Sampler
 
-FALSE_ALARM = 1e-6
 N = 24
 # Runs of many times the separation, warm and cold.
 SCHEMES = [

@@ -23,10 +23,9 @@ from jaxacct.schemes.table import SamplingTable
 from tests.conformance.test_schemes import MEMBERS
 from tests.draws import trained
 from tests.oracles import enumeration
-from tests.oracles.chi_square import chi_square_p_value
+from tests.oracles.chi_square import FALSE_ALARM, chi_square_p_value
 from tests.oracles.settings import slow, slow_but
 
-FALSE_ALARM = 1e-6
 # Of those of `MEMBERS` CI has three: lockouts by step and starts, counts that are thinned, turns.
 CUSTOM = slow_but({1, 2, 3}, MEMBERS["custom"])
 NORMAL_TAIL = 4.9  # standard deviations that a normal number exceeds with probability 1e-6

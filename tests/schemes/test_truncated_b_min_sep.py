@@ -19,11 +19,9 @@ from jaxacct.schemes.truncation.truncated_batch_sizes import _words
 from tests.commands import exit_code
 from tests.draws import draws_of
 from tests.oracles import enumeration, tuples
-from tests.oracles.chi_square import chi_square_p_value
+from tests.oracles.chi_square import FALSE_ALARM, chi_square_p_value
 from tests.refusals import refused
 from train.batches.sampler import Sampler
-
-FALSE_ALARM = 1e-6
 
 # (scheme, bands): cold and warm, n < b, n not a multiple of b, p = 1, mean at the maximum.
 SMALL = [

@@ -8,20 +8,8 @@ import numpy as np
 import pytest
 from dp_accounting import pld
 
-from jaxacct.accountants.tradeoff import (
-    Best,
-    Composed,
-    EpsilonDelta,
-    Gaussian,
-    GaussianMixture,
-    Subsampled,
-    TradeOff,
-    compose,
-    gdp_delta,
-    gdp_tradeoff,
-    group_tradeoff,
-    subsampled_gdp_tradeoff,
-)
+from jaxacct.accountants import tradeoff
+from jaxacct.accountants.tradeoff import Best, EpsilonDelta, Gaussian, GaussianMixture, Subsampled, compose
 from jaxacct.accountants.tradeoff.curves.curves import Group
 from tests.oracles.composed_losses import sampled
 from tests.oracles.settings import slow
@@ -41,7 +29,7 @@ ALPHAS = np.array([0.0, 1e-6, 0.01, 0.05, 0.3, 0.5, 0.8, 0.95, 1.0])
 )
 def test_duality_and_symmetry(curve):
     """The closed form of f is the conjugate of its profile; both directions have one profile."""
-    np.testing.assert_allclose(TradeOff.__call__(curve, ALPHAS), curve(ALPHAS), atol=1e-9)
+    np.testing.assert_allclose(tradeoff.TradeOff.__call__(curve, ALPHAS), curve(ALPHAS), atol=1e-9)
     inner = np.array([0.02, 0.2, 0.45])
     np.testing.assert_allclose(curve(curve(inner)), inner, atol=1e-9)
     level = np.linspace(0, 1, 4001) ** 2  # the points of a slope below -1 are near 0
@@ -72,13 +60,13 @@ def test_mixture_is_the_average_of_profiles_not_of_tradeoffs():
         (0.5, 0.0668072013, 0.0907026929),
     ):
         assert distribution(alpha) == pytest.approx(expected, rel=1e-9)
-        assert TradeOff.__call__(distribution, alpha) == pytest.approx(expected, rel=1e-9)
+        assert tradeoff.TradeOff.__call__(distribution, alpha) == pytest.approx(expected, rel=1e-9)
         mean = sum(0.5 * part(alpha) for part in parts)
         assert mean == pytest.approx(average, rel=1e-9) and mean > distribution(alpha)
 
 
 def test_groups():
-    found = group_tradeoff(Gaussian(0.5), 3)(0.05)
+    found = tradeoff.group_tradeoff(Gaussian(0.5), 3)(0.05)
     assert found == pytest.approx(0.5575867798, rel=1e-9) == Gaussian(1.5)(0.05)
     pure = EpsilonDelta(0.4, 1e-3).group(3)
     assert pure.delta(1.2) == pytest.approx(1e-3 * math.expm1(1.2) / math.expm1(0.4), rel=1e-9)
@@ -121,7 +109,7 @@ def test_one_step_composed_is_just_above_the_closed_form():
     part = Subsampled(Gaussian(2 / 3), 0.025)
     exact = part.epsilon(1e-5)
     assert exact == pytest.approx(0.165164, abs=1e-6)
-    assert exact * (1 - 1e-12) <= Composed(((part, 1),)).epsilon(1e-5) <= exact * (1 + 1e-4)
+    assert exact * (1 - 1e-12) <= tradeoff.Composed(((part, 1),)).epsilon(1e-5) <= exact * (1 + 1e-4)
 
 
 def test_best_of_several():
@@ -148,7 +136,7 @@ def test_8000_compositions_are_near_the_printed_estimates():
 )
 def test_numerical_composition_around_the_closed_form(parts, mu, smallest):
     """Of Gaussians the squares of mu add up, down to deltas of 1e-15."""
-    numerical, exact = Composed(tuple((Gaussian(one), count) for one, count in parts)), Gaussian(mu)
+    numerical, exact = tradeoff.Composed(tuple((Gaussian(one), count) for one, count in parts)), Gaussian(mu)
     for delta in (1e-2, 1e-3, 1e-5, 1e-8, 1e-9, 1e-12, 1e-13, 1e-14, 1e-15):
         if delta >= smallest:
             epsilon = float(exact.epsilon(delta))
@@ -160,7 +148,11 @@ def test_numerical_composition_around_the_closed_form(parts, mu, smallest):
 def test_a_trade_off_value_collects_no_rounding(alpha, mu):
     """The largest of many lines, each rounded, would be above the exact value."""
     quantile = NormalDist().inv_cdf(alpha)
-    assert 0 <= subsampled_gdp_tradeoff(alpha, mu, 1.0) <= NormalDist().cdf(-quantile - mu) * (1 + 1e-12)
+    assert (
+        0
+        <= tradeoff.subsampled_gdp_tradeoff(alpha, mu, 1.0)
+        <= NormalDist().cdf(-quantile - mu) * (1 + 1e-12)
+    )
 
 
 def test_subsampled_gaussian_numbers():
@@ -169,22 +161,22 @@ def test_subsampled_gaussian_numbers():
     np.testing.assert_allclose(curve([0.01, 0.05, 0.3, 0.8]), expected, atol=6e-9)
     # At .95 by the definition: alpha = f_p(f(alpha)), on the part where f is the inverse of f_p.
     value = curve(0.95)
-    assert 0.25 * gdp_tradeoff(value, 2.5) + 0.75 * (1 - value) == pytest.approx(0.95, abs=1e-12)
+    assert 0.25 * tradeoff.gdp_tradeoff(value, 2.5) + 0.75 * (1 - value) == pytest.approx(0.95, abs=1e-12)
     assert value == pytest.approx(4.0990e-4, rel=1e-5)
     np.testing.assert_allclose([curve.delta(0.0), curve.delta(1.0)], [0.19717511, 0.12876132], atol=6e-9)
     thin = Subsampled(Gaussian(2 / 3), 0.025)
     np.testing.assert_allclose([thin.delta(0.01), thin.delta(0.2)], [3.75391495e-3, 3.80747942e-6], rtol=1e-8)
-    found = subsampled_gdp_tradeoff([0.1, 0.4, 0.5, 0.9], 1.0, 0.25)
+    found = tradeoff.subsampled_gdp_tradeoff([0.1, 0.4, 0.5, 0.9], 1.0, 0.25)
     np.testing.assert_allclose(found, [0.8277140771, 0.5042687694, 0.4042687694, 0.0484574535], rtol=1e-8)
 
 
 def test_subsampling_limits():
-    certain = subsampled_gdp_tradeoff(ALPHAS, 1.3, 1.0)
-    np.testing.assert_allclose(certain, gdp_tradeoff(ALPHAS, 1.3), atol=1e-12)
+    certain = tradeoff.subsampled_gdp_tradeoff(ALPHAS, 1.3, 1.0)
+    np.testing.assert_allclose(certain, tradeoff.gdp_tradeoff(ALPHAS, 1.3), atol=1e-12)
     for p, mu in ((0.0, 2.0), (0.3, 0.0)):
-        np.testing.assert_allclose(subsampled_gdp_tradeoff(ALPHAS, mu, p), 1 - ALPHAS, atol=1e-12)
+        np.testing.assert_allclose(tradeoff.subsampled_gdp_tradeoff(ALPHAS, mu, p), 1 - ALPHAS, atol=1e-12)
     assert Subsampled(Gaussian(1.0), 0.0).delta(0.0) == 0
-    assert Subsampled(Gaussian(1.0), 1.0).delta(0.7) == pytest.approx(gdp_delta(0.7, 1.0), rel=1e-12)
+    assert Subsampled(Gaussian(1.0), 1.0).delta(0.7) == pytest.approx(tradeoff.gdp_delta(0.7, 1.0), rel=1e-12)
 
 
 def test_composition_of_gaussians_is_closed_and_identity_is_neutral():

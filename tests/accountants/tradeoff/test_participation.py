@@ -10,22 +10,8 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from jaxacct.accountants.tradeoff import (
-    Gaussian,
-    GeneralDPSGD,
-    ParticipationPMF,
-    calibrate_sigma,
-    filtered_participation_pmf,
-    gdp_delta,
-    gdp_epsilon,
-    mc_mixture_delta,
-    mixture_delta,
-    mixture_epsilon,
-    mixture_tradeoff,
-    participation_pmf,
-    sample_participation,
-    shuffled_batch_clip_mu,
-)
+from jaxacct.accountants import tradeoff
+from jaxacct.accountants.tradeoff import gdp_epsilon, mixture_delta, mixture_tradeoff, participation_pmf
 from jaxacct.accountants.tradeoff.generalized_dpsgd import sampled_participation
 from tests.oracles.chi_square import chi_square_p_value
 from tests.refusals import refused
@@ -95,7 +81,7 @@ def test_printed_occupancy_distribution_fails():
     assert squares(hits(n, 1, s, g)[0]) == {1: Fraction(1, 3), 2: Fraction(2, 3)}
     # At N = 1000, s = 100, g = 4, sigma 2: delta(1) is .10233, the printed distribution says .08642.
     wrong = {j: math.comb(10, j) * math.comb(3, j - 1) / math.comb(13, 4) for j in range(1, 5)}
-    distribution = ParticipationPMF(np.array(list(wrong)), np.array(list(wrong.values())))
+    distribution = tradeoff.ParticipationPMF(np.array(list(wrong)), np.array(list(wrong.values())))
     assert mixture_delta(1.0, distribution, 2.0) == pytest.approx(0.08642, abs=1e-5)
     true = mixture_delta(1.0, participation_pmf(1000, 1, 100, 1, 4, "shuffling"), 2.0)
     assert true == pytest.approx(0.1023300451, rel=1e-8)
@@ -112,9 +98,9 @@ def test_printed_hoeffding_tails_fail():
     assert big.tail((1 + 1 / 10) * 50) == pytest.approx(0.21447, abs=1e-5)
     printed = gdp_epsilon(1e-5, math.sqrt((1 + 0.1) * 50) / 2)
     assert printed == pytest.approx(22.0268, abs=1e-3)
-    true = mixture_epsilon(1e-5, big, 2.0)
+    true = tradeoff.mixture_epsilon(1e-5, big, 2.0)
     assert true == pytest.approx(22.4524, abs=1e-3) and true > printed
-    assert mixture_epsilon(1e-8, big, 2.0) == pytest.approx(28.602, abs=1e-3)
+    assert tradeoff.mixture_epsilon(1e-8, big, 2.0) == pytest.approx(28.602, abs=1e-3)
 
 
 def test_groups_of_four():
@@ -125,7 +111,7 @@ def test_groups_of_four():
         (500, 1, "subsampling", 6.46938, 20.24673),
     ]:
         for epochs, expected in ((1, one), (10, ten)):
-            run = GeneralDPSGD(50000, m, s, epochs, sampling, 4)
+            run = tradeoff.GeneralDPSGD(50000, m, s, epochs, sampling, 4)
             assert run.epsilon(1e-5, 2.0) == pytest.approx(expected, abs=1e-4)
             assert run.epsilon(1e-5, 2.0) <= gdp_epsilon(1e-5, math.sqrt(run.most()) / 2.0)
             if m > 1:
@@ -138,7 +124,7 @@ def test_headline_numbers():
         (50, 4, 7.0710678119, 54.376639),
         (10, 1, 5**0.5 / 2**0.5, 7.511276),
     ):
-        assert shuffled_batch_clip_mu(epochs, group, 2.0) == pytest.approx(mu, rel=1e-9)
+        assert tradeoff.shuffled_batch_clip_mu(epochs, group, 2.0) == pytest.approx(mu, rel=1e-9)
         assert gdp_epsilon(1e-5, mu) == pytest.approx(epsilon, rel=1e-6)
     assert gdp_epsilon(1e-5, 4 * 3.5355339059) == pytest.approx(159.441486, rel=1e-6)
     assert gdp_epsilon(1e-5, 1.0) == pytest.approx(4.37718, abs=1e-4)
@@ -146,22 +132,22 @@ def test_headline_numbers():
     assert gdp_epsilon(1e-5, math.sqrt(10)) == pytest.approx(17.85659, abs=1e-4)
     assert gdp_epsilon(1e-5, 2 * math.sqrt(10)) == pytest.approx(46.21121, abs=1e-4)
     sizes = dict(dataset_size=1000, num_microbatches=1, microbatch_size=100, num_epochs=50)
-    assert calibrate_sigma(8.0, 1e-5, **sizes) == pytest.approx(4.24426047, rel=1e-8)
-    assert calibrate_sigma(1.0, 1e-5, **sizes) == pytest.approx(26.379549, rel=1e-7)
+    assert tradeoff.calibrate_sigma(8.0, 1e-5, **sizes) == pytest.approx(4.24426047, rel=1e-8)
+    assert tradeoff.calibrate_sigma(1.0, 1e-5, **sizes) == pytest.approx(26.379549, rel=1e-7)
 
 
 def test_calibrated_sigma_meets_its_target_and_little_less_does_not():
     sizes = dict(dataset_size=1000, num_microbatches=4, microbatch_size=5, num_epochs=3)
     for sampling in ("shuffling", "subsampling"):
-        sigma = calibrate_sigma(2.0, 1e-6, **sizes, group_size=3, sampling=sampling)
+        sigma = tradeoff.calibrate_sigma(2.0, 1e-6, **sizes, group_size=3, sampling=sampling)
         pmf = participation_pmf(*sizes.values(), 3, sampling)
         assert mixture_delta(2.0, pmf, sigma) <= 1e-6 < mixture_delta(2.0, pmf, sigma * (1 - 1e-9))
 
 
 def test_truncated_mass_is_delta():
-    distribution = ParticipationPMF(np.array([1]), np.array([1 - 1e-6]), 1e-6)
+    distribution = tradeoff.ParticipationPMF(np.array([1]), np.array([1 - 1e-6]), 1e-6)
     assert mixture_delta(50.0, distribution, 1.0) == pytest.approx(1e-6, rel=1e-6)
-    refused("truncated mass", mixture_epsilon, 1e-7, distribution, 1.0)
+    refused("truncated mass", tradeoff.mixture_epsilon, 1e-7, distribution, 1.0)
     long = participation_pmf(2000, 20, 1, 40, 3, "subsampling")
     assert 0 < long.truncated_mass < 1e-20 and abs(long.prob.sum() - 1) < 1e-9
 
@@ -170,13 +156,13 @@ def test_truncated_mass_is_delta():
 def test_draws_follow_the_distribution(key, sampling):
     """A chi-square test at false alarm 1e-6; the printed distribution of the m = 1 case would fail it."""
     pmf = participation_pmf(12, 3, 2, 1, 4, sampling)
-    drawn = np.asarray(sample_participation(key, 12, 3, 2, 1, 4, sampling, 20000))
+    drawn = np.asarray(tradeoff.sample_participation(key, 12, 3, 2, 1, 4, sampling, 20000))
     law = {(y,): p for y, p in zip(pmf.squared_sensitivity.tolist(), pmf.prob, strict=True)}
     assert chi_square_p_value(drawn[:, None], law) > 1e-6
 
 
 def test_large_data_sets_are_drawn_without_memory(key):
-    drawn = sample_participation(key, 2_000_000_000, 1, 1000, 1, 3, "shuffling", 100)
+    drawn = tradeoff.sample_participation(key, 2_000_000_000, 1, 1000, 1, 3, "shuffling", 100)
     assert (np.asarray(drawn) == 3).all() or (np.asarray(drawn) >= 2).all()
     assert jax.device_get(drawn).dtype == np.int32
 
@@ -199,27 +185,27 @@ def thinned(distribution, m, least):
 def test_filtered_distributions_by_enumeration(n, m, s, g, least):
     """All places of the group and all coins, one epoch shuffled and one of independent rounds."""
     (shuffled, one), sizes = hits(n, m, s, g), (n, m, s, 1, g)
-    found = filtered_participation_pmf(*sizes, "shuffling", min_kept=least)
+    found = tradeoff.filtered_participation_pmf(*sizes, "shuffling", min_kept=least)
     assert_distribution(found, thinned(shuffled, m, least))
     expected = composed(thinned(one, m, least), n // (m * s))
-    assert_distribution(filtered_participation_pmf(*sizes, "subsampling", min_kept=least), expected)
+    assert_distribution(tradeoff.filtered_participation_pmf(*sizes, "subsampling", min_kept=least), expected)
     # Fewer terms count than without coins, and fewer still where rounds are skipped.
     assert found.mean < participation_pmf(*sizes, "shuffling").mean
 
 
 def test_half_of_mu_is_no_bound_for_filtered_batches():
     """G_{c / (2 sigma)}, the heuristic of appendix D, promises less than one record costs at small delta."""
-    pmf, sigma = filtered_participation_pmf(1000, 1, 100, 4, 1, "shuffling"), 1.0
+    pmf, sigma = tradeoff.filtered_participation_pmf(1000, 1, 100, 4, 1, "shuffling"), 1.0
     assert pmf.squared_sensitivity.tolist() == [0, 1, 2, 3, 4] and pmf.mean == 2
     np.testing.assert_allclose(pmf.prob, stats.binom.pmf(np.arange(5), 4, 0.5), rtol=1e-12)
     full, half = 2 / sigma, 1 / sigma
-    assert gdp_delta(4.0, half) < mixture_delta(4.0, pmf, sigma) < gdp_delta(4.0, full)
+    assert tradeoff.gdp_delta(4.0, half) < mixture_delta(4.0, pmf, sigma) < tradeoff.gdp_delta(4.0, full)
 
 
 def test_the_largest_is_the_largest_of_the_distribution():
     for n, m, s, g in [(6, 2, 1, 2), (6, 1, 2, 2), (8, 2, 2, 3), (6, 3, 1, 2), (4, 1, 1, 3)]:
         for sampling in ["shuffling", "subsampling"]:
-            run = GeneralDPSGD(n, m, s, 2, sampling, g)
+            run = tradeoff.GeneralDPSGD(n, m, s, 2, sampling, g)
             assert run.most() == max(run.pmf().squared_sensitivity)
 
 
@@ -241,34 +227,41 @@ def test_mixture_numbers():
     assert pmf.mean == pytest.approx(3.4433833375, rel=1e-9)
     assert mixture_tradeoff(0.1, pmf, 2.0) == pytest.approx(0.6389498589, rel=1e-9)
     alphas = np.linspace(0, 1, 21)
-    assert (mixture_tradeoff(alphas, pmf, 2.0) >= Gaussian(1.0)(alphas) - 1e-12).all()
+    assert (mixture_tradeoff(alphas, pmf, 2.0) >= tradeoff.Gaussian(1.0)(alphas) - 1e-12).all()
     five = participation_pmf(1000, 1, 100, 5, 4, "shuffling")
     assert five.mean == pytest.approx(17.2169166873, rel=1e-10)
     assert mixture_delta(1.0, five, 2.0) == pytest.approx(0.5347233856, rel=1e-9)
     assert mixture_tradeoff(0.1, five, 2.0) == pytest.approx(0.2148382892, rel=1e-8)
-    cap = Gaussian(math.sqrt(20) / 2)
+    cap = tradeoff.Gaussian(math.sqrt(20) / 2)
     assert cap.delta(1.0) == pytest.approx(0.5890996662, rel=1e-9)
     assert cap(0.1) == pytest.approx(0.1699111529, rel=1e-9)
 
 
 def test_zero_atom():
-    distribution = ParticipationPMF(np.array([0, 1]), np.array([0.5, 0.5]))
+    distribution = tradeoff.ParticipationPMF(np.array([0, 1]), np.array([0.5, 0.5]))
     np.testing.assert_allclose(
         mixture_tradeoff([0.1, 0.2, 0.5, 0.9], distribution, 1.0),
         [0.7185395861, 0.6085375387, 0.3085375387, 0.0163826432],
         rtol=1e-8,
     )
     assert mixture_tradeoff(0.0, distribution, 1.0) == 1 and mixture_tradeoff(1.0, distribution, 1.0) == 0
-    assert mixture_delta(0.5, distribution, 1.0) == pytest.approx(0.5 * gdp_delta(0.5, 1.0), rel=1e-12)
+    assert mixture_delta(0.5, distribution, 1.0) == pytest.approx(
+        0.5 * tradeoff.gdp_delta(0.5, 1.0), rel=1e-12
+    )
 
 
 def test_monte_carlo_twin(key, monkeypatch):
     args = (1000, 1, 100, 5, 4, "shuffling")
     pmf = participation_pmf(*args)
-    true, deltas = mixture_delta(1.0, pmf, 2.0), gdp_delta(1.0, np.sqrt(pmf.squared_sensitivity) / 2.0)
-    estimate, upper = mc_mixture_delta(key, 1.0, 2.0, *args, num_samples=20_000)
+    true, deltas = (
+        mixture_delta(1.0, pmf, 2.0),
+        tradeoff.gdp_delta(1.0, np.sqrt(pmf.squared_sensitivity) / 2.0),
+    )
+    estimate, upper = tradeoff.mc_mixture_delta(key, 1.0, 2.0, *args, num_samples=20_000)
     assert abs(estimate - true) < 4 * math.sqrt(pmf.prob @ (deltas - true) ** 2 / 20_000) + 1e-12
     assert estimate < upper < true + 0.01 and upper > true
     # The bound includes the relative error of the probabilities of samples.
     monkeypatch.setattr(sampled_participation, "draw_error", lambda run: 0.5)
-    assert mc_mixture_delta(key, 1.0, 2.0, *args, num_samples=20_000)[1] == pytest.approx(1.5 * upper)
+    assert tradeoff.mc_mixture_delta(key, 1.0, 2.0, *args, num_samples=20_000)[1] == pytest.approx(
+        1.5 * upper
+    )
