@@ -33,6 +33,7 @@ from train.models.lora import add_lora
 from train.models.loss import nnx_loss
 from train.models.networks import SmallCNN, Transformer, cross_entropy, next_token
 from train.noise import recursion
+from train.noise.normals import standard_normals
 from train.optimizers import privatize
 from train.procedures.step import make_step
 
@@ -195,12 +196,14 @@ def steps():
         loss, params, batch, _, runs = plain_and_private(name, size, bands)
         if size == 64 and bands == 16 and name != "transformer":
             runs["jax-privacy"] = peer(loss, params, batch, bands)
+        number = sum(leaf.size for leaf in jax.tree.leaves(params))
+        runs["normals"] = functools.partial(standard_normals, KEY, 0, number)
         found = by_turns(runs, 16 if size > 4 else 1)
         row = [name, size, bands, *(f"{found['plain'][i]:.1f}" for i in (0, 1))]
         for kind in ("private", "jax-privacy"):
             ratios = [found[kind][i] / found["plain"][i] for i in (0, 1)] if kind in found else []
             row.append(f"{found[kind][0]:.1f}: {ratios[0]:.2f} ({ratios[1]:.2f})" if ratios else "")
-        yield row
+        yield [*row, f"{found['normals'][0]:.1f}"]
 
 
 def peer_of(loss, bands: int, size: int, optimizer):
@@ -299,9 +302,10 @@ PARTS = {
     ),
     "steps": (
         "steps", steps, "Private steps by bands, batch and model, over plain ones", 65,
-        ["model", "batch", "bands", "plain, CPU ms", "wall ms", "private", "jax-privacy"],
+        ["model", "batch", "bands", "plain, CPU ms", "wall ms", "private", "jax-privacy", "normals"],
         "Private: CPU ms: over plain, CPU (wall). jax-privacy 2.0.0: clipped_grad by 8 examples and its own "
-        "streamed noise of as many bands, float32.",
+        "streamed noise of as many bands, float32. Normals: CPU ms of a step's 256-bit key stream and float64 "
+        "normals alone, a floor of what private steps add to plain ones.",
     ),
     "memory": (
         "step_memory", memory, "Memory of a private step beyond its state, in copies of the parameters", 66,
