@@ -627,7 +627,7 @@ MUTANTS += [
     Mutant("jaxacct/proposals/families/mirrored.py", "constant - (signal + noise)", "constant - noise", "tests/core/test_replace_one.py"),
 ]
 MUTANTS += [
-    Mutant("train/procedures/step.py", before, after, "tests/train/noise/test_drawn_ahead.py")
+    Mutant("train/procedures/step.py", before, after, "tests/train/noise/test_redrawn.py")
     for before, after in (
         ("or drawn.noise is not noise", "or drawn.noise is None"),
         ("return step + 1, standard_normals", "return step, standard_normals"),

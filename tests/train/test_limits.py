@@ -65,12 +65,9 @@ def test_padding_costs_as_much_as_examples_where_batches_are_cut(monkeypatch):
     assert CUT == ["truncated-b-min-sep"]
     asked = []
 
-    class Asked(Exception):
-        pass
-
     def stop(*_, skip_padding, **others):
         asked.append(skip_padding)
-        raise Asked
+        raise Crash
 
     monkeypatch.setattr(bandmf, "make_step", stop)
     monkeypatch.setattr(Plan, "certified", True)
@@ -86,7 +83,7 @@ def test_padding_costs_as_much_as_examples_where_batches_are_cut(monkeypatch):
         (with_derived(by_scheme, max_batch_size=12), {}, False, cut),
         (by_delta, {}, False, cut),
     ):
-        with pytest.raises(Asked):
+        with pytest.raises(Crash):
             run(plan=covered, **options)
         assert asked.pop() == skips
         if message:

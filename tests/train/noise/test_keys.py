@@ -13,9 +13,8 @@ import numpy as np
 import optax
 import pytest
 
-from jaxacct.accountants.tradeoff.plan import GeneralPlan
 from tests.refusals import refused
-from tests.train import test_dice_plan
+from tests.train import test_batch_clipping, test_dice_plan
 from tests.train.runs import KEYS, PARAMS, ROWS, crashed, loss, plan, run
 from train import load_model, save_model
 from train.batches.sampler import Sampler
@@ -30,8 +29,6 @@ from train.procedures.step import make_step
 pytestmark = pytest.mark.usefixtures("shared_programs")
 
 MECHANISM = plan(dataset_size=ROWS).mechanism
-ROUNDS = dict(dataset_size=12, num_microbatches=1, microbatch_size=4, num_epochs=2, group_size=1)
-ROUNDS = GeneralPlan(sigma=2.0, epsilon=50.0, delta=1e-5, sampling="shuffling", **ROUNDS)
 
 
 def steps(key=None) -> dict:
@@ -41,7 +38,7 @@ def steps(key=None) -> dict:
     return {
         "private": private,
         "step": make_step(loss, private, optax.sgd(0.1)),
-        "round": make_round(ROUNDS, loss, optax.sgd(0.1), clip_norm=1.0, key=key),
+        "round": make_round(test_batch_clipping.plan(), loss, optax.sgd(0.1), clip_norm=1.0, key=key),
         "dice step": dice_step(test_dice_plan.PLAN, loss, optax.sgd(0.1), key=key),
         "dice": dice_sgd(0.1, **fed_back, key=key),
     }
