@@ -3,7 +3,6 @@
 import jax
 import jax.numpy as jnp
 import numpy as np
-import optax
 import pytest
 from jax import lax
 from jax.experimental import buffer_callback, custom_partitioning, io_callback
@@ -20,7 +19,6 @@ from train.clipping.rows_apart import why_not
 
 pytestmark = pytest.mark.usefixtures("default_promotion")  # programs as users write them
 
-X = jax.ShapeDtypeStruct((4, 4), jnp.float32)
 ONE = jax.ShapeDtypeStruct((), jnp.float32)
 OTHER = jax.random.key(0, impl="rbg")
 
@@ -107,39 +105,6 @@ def test_keys_that_come_from_outside_are_seen():
     with_key = jax.make_jaxpr(lambda key: jax.random.bits(key))
     assert "key<rbg>" in why_not(with_key(OTHER).jaxpr)
     assert why_not(with_key(jax.random.key(0, impl="threefry2x32")).jaxpr) is None
-
-
-def of_matrix(function):
-    return lambda w, _, x: jnp.sum(function(w * x + jnp.eye(4))), X, ()
-
-
-LOSSES = {
-    "losses of optax": lambda: of_matrix(
-        lambda x: (
-            optax.softmax_cross_entropy_with_integer_labels(x, x[0].astype(int) % 4)
-            + optax.softmax_cross_entropy(x, x)
-            + optax.sigmoid_binary_cross_entropy(x, x).sum(1)
-            + optax.huber_loss(x, 0 * x).sum(1)
-            + optax.ctc_loss(x[None], 0 * x[:1], jnp.ones((1, 2), int), jnp.zeros((1, 2)))
-            + optax.cosine_similarity(x, x + 1)
-            + optax.log_cosh(x).sum(1)
-            + optax.losses.kl_divergence(x, x)
-        )
-    ),
-    "functions of jax.nn": lambda: of_matrix(
-        lambda x: (
-            sum(
-                getattr(jax.nn, name)(x)
-                for name in "celu elu gelu hard_tanh leaky_relu log_sigmoid log_softmax mish relu relu6 selu "
-                "sigmoid silu soft_sign softmax softplus sparse_plus squareplus standardize tanh".split()
-            )
-            + jax.nn.logsumexp(x)
-            + jax.nn.one_hot(x[0].astype(int), 4)
-            + jax.nn.dot_product_attention(*3 * [x[None, :, None]], is_causal=True)[0, :, 0]
-            + jax.nn.glu(x).sum()
-        )
-    ),
-}
 
 
 GRID = Grid(1.0, 20)
