@@ -182,7 +182,7 @@ MUTANTS = [
     Mutant("jaxacct/accountants/composition.py", "-np.expm1(-positive) + np.exp", "np.exp", EVENTS_COMPOSED),
     Mutant("jaxacct/accountants/tradeoff/curves/gaussian.py", "value + _ROUNDING", "value - _ROUNDING", ACCOUNTANTS),
     # Accountants.
-    Mutant("jaxacct/accountants/dice_plan.py", "return bound + reserve.delta <= self.delta", "return bound <= self.delta", "tests/train/test_dice_plan.py"),
+    Mutant("jaxacct/accountants/dice_plan.py", "return bound + reserve.delta <= self.delta", "return bound <= self.delta", "tests/train/test_dice.py"),
     Mutant("jaxacct/accountants/revealed_pattern.py", 'return "columns of the strategy matrix overlap" if cross_term(mechanism) else None', "return None", ACCOUNTANTS),
     Mutant("jaxacct/proposals/families/replicas.py", "return math.inf if module is None", "return 0.0 if module is None", "tests/core/test_truncation.py"),
     Mutant(SUMS_OF_X, "min((tilt, rough.tilt_to(end), 1 / end), key=found.log_wrapped)", "rough.tilt_to(end)", ALLOCATION),
@@ -289,7 +289,7 @@ MUTANTS = [
     Mutant("train/clipping/per_example.py", "counted = finite & (", "counted = (", CLIPPING),
     Mutant("train/clipping/per_example.py", "stored_rows(kept, where_row(kept, counts), are_short)", "kept & are_short(counts), where_row(kept & are_short(counts), counts)", CANCELLING),
     Mutant("train/procedures/stored.py", "lax.while_loop(lambda state: ~is_sound(state), mend, values)", "lax.cond(is_sound(values), lambda: values, lambda: mend(values))", CANCELLING),
-    Mutant("train/clipping/per_example.py", "where_row(kept, jax.vmap(also)(gradients))", "jax.vmap(also)(gradients)", "tests/train/test_dice_plan.py"),
+    Mutant("train/clipping/per_example.py", "where_row(kept, jax.vmap(also)(gradients))", "jax.vmap(also)(gradients)", "tests/train/test_dice.py"),
     Mutant("train/procedures/dice.py", "self.automatic, counted=mask", "self.automatic, counted=True", "tests/train/test_dice.py"),
     Mutant("train/procedures/dice.py", "> 2.0**46:", "> 2.0**60:", DICE),
     Mutant("train/procedures/dice.py", "limit, nothing = c2 * units * (1 - room)", "limit, nothing = c2 * units", DICE),

@@ -11,6 +11,7 @@ from jaxacct.cli import main as cli
 from jaxacct.cli import problem as problem_module
 from jaxacct.proposals import registry
 from jaxacct.strategies import ending, workload_named
+from tests import commands
 from tests.calibrating import asked_of
 from tests.refusals import refused
 from train.noise import redrawn
@@ -124,9 +125,8 @@ def test_where_nothing_is_left_to_select_nothing_is_searched(
     ids=" ".join,
 )
 def test_one_band_only_when_asked_for(words, capsys):
-    assert cli.run(["calibrate", *words, *TARGET]) == 2
-    error = capsys.readouterr().err
-    assert error.startswith("jaxacct: bands must be given here") and "1 is DP-SGD" in error
+    line = commands.refusal(capsys, "calibrate", *words, *TARGET)
+    assert line.startswith("jaxacct: bands must be given here") and "1 is DP-SGD" in line
 
 
 NO_PROPOSALS = ["nope", "", "replicas", "replicas:x", "replicas:2,33", "half-space", "Plain"]
@@ -136,9 +136,8 @@ NO_PROPOSALS = ["nope", "", "replicas", "replicas:x", "replicas:2,33", "half-spa
 def test_an_invalid_proposal_is_refused_before_any_work(name, monkeypatch, capsys):
     monkeypatch.setattr(problem_module, "recommend", lambda **_: pytest.fail("something was searched"))
     started = time.thread_time()
-    assert cli.run(["calibrate", *SIZES, *TARGET, "--proposal", name]) == 2
-    error = capsys.readouterr().err
-    assert "proposal" in error and error.count("\n") == 1 and time.thread_time() - started < 1
+    line = commands.refusal(capsys, "calibrate", *SIZES, *TARGET, "--proposal", name)
+    assert "proposal" in line and time.thread_time() - started < 1
     refused("proposal", lambda: ja.recommend(**SMALL).calibrate(ja.CalibrationOptions(proposal=name)))
     refused("proposal", registry.check_name, name, False)
 

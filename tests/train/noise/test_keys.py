@@ -14,7 +14,7 @@ import optax
 import pytest
 
 from tests.refusals import refused
-from tests.train import test_batch_clipping, test_dice_plan
+from tests.train import test_batch_clipping, test_dice
 from tests.train.runs import KEYS, PARAMS, ROWS, crashed, loss, plan, run
 from train import load_model, save_model
 from train.batches.sampler import Sampler
@@ -39,7 +39,7 @@ def steps(key=None) -> dict:
         "private": private,
         "step": make_step(loss, private, optax.sgd(0.1)),
         "round": make_round(test_batch_clipping.plan(), loss, optax.sgd(0.1), clip_norm=1.0, key=key),
-        "dice step": dice_step(test_dice_plan.PLAN, loss, optax.sgd(0.1), key=key),
+        "dice step": dice_step(test_dice.PLAN, loss, optax.sgd(0.1), key=key),
         "dice": dice_sgd(0.1, **fed_back, key=key),
     }
 
