@@ -130,11 +130,10 @@ def test_too_little_noise_has_no_plan(target, tmp_path, monkeypatch, capsys):
 @pytest.mark.parametrize("noise", [1e-6, 0.01])
 def test_noise_of_any_small_size_is_not_certified(noise):
     """By samples, whose reserve for the rounding of weights is beyond float64 here, and by bounds."""
-    for given in (dict(), dict(accountant="pld")):
+    target = dict(epsilon=1.0, delta=1e-5, noise_multiplier=noise)
+    for given in (target, target | dict(accountant="pld")):
         with pytest.raises(NotCertifiedError, match=f"noise multiplier {noise:g} could not be certified"):
-            calibrating.calibrate(
-                Poisson(12, 0.1), FULL["strategy"], epsilon=1.0, delta=1e-5, noise_multiplier=noise, **given
-            )
+            calibrating.calibrate(Poisson(12, 0.1), FULL["strategy"], **given)
 
 
 def test_what_is_printed_is_what_is_stored(tmp_path, monkeypatch, capsys):

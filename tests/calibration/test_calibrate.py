@@ -94,7 +94,7 @@ def test_save_load_and_verify_again(plan, tmp_path):
     assert again.evidence.remove.key != plan.evidence.remove.key
 
 
-def test_one_noise_multiplier(plan):
+def test_one_noise_multiplier():
     good = ja.calibrate(SMALL, STRATEGY, **TARGET, noise_multiplier=2.0, key=jax.random.key(1))
     assert good.certified
     assert good.mechanism.noise_multiplier == 2.0

@@ -178,7 +178,7 @@ def test_recommend_prints_a_command_that_calibrates_what_it_selected(words, matr
     assert found.chosen.matrix == matrix
 
 
-def test_no_copies_are_those_of_noise_that_is_drawn_again(asked, capsys):
+def test_no_copies_are_those_of_noise_that_is_drawn_again(capsys):
     """Inverses alone, in every kind of search; the command, the table and the choice say the same."""
     fixed = dict(scheme="fixed-order", min_separation=8)
     for given in ({}, fixed, dict(adjacency="replace-one"), dict(bands=4), dict(scheme="balls-in-bins")):

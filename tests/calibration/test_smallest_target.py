@@ -49,7 +49,7 @@ def test_the_min_epsilon_is_certified_and_near_the_truth(found):
     assert found.epsilon == 1.01**exponent
 
 
-def test_the_smallest_delta_is_certified_and_near_the_truth(found):
+def test_the_smallest_delta_is_certified_and_near_the_truth():
     plan = ja.calibrate(SCHEME, STRATEGY, epsilon=0.6, **SAMPLED)
     truth = ja.estimate_delta(plan.mechanism, 0.6, **ESTIMATE)
     assert plan.certified and plan.epsilon == 0.6

@@ -21,7 +21,7 @@ from jaxacct.accountants import history
 from jaxacct.accountants.history import epsilon_of_first_steps
 from jaxacct.cli import main as cli
 from jaxacct.cli import output
-from jaxacct.cli.commands import recommend
+from jaxacct.cli.commands import estimate, recommend
 from jaxacct.cli.commands.calibrate import DIGITS
 from jaxacct.cli.usage import SYNONYMS, parse
 from jaxacct.report.facts import describe, facts
@@ -157,8 +157,6 @@ def test_intervals_of_the_command_have_the_confidence_that_is_given(monkeypatch,
     def estimated(mechanism, at, *, confidence, **options):
         asked.append(confidence)
         return real(mechanism, at, confidence=confidence, **options)
-
-    from jaxacct.cli.commands import estimate
 
     real = estimate.estimate_delta
     monkeypatch.setattr(estimate, "estimate_delta", estimated)

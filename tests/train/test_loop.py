@@ -235,7 +235,7 @@ def test_a_secret_is_replaced_whole_or_not_at_all(tmp_path, monkeypatch):
     assert list(tmp_path.iterdir()) == [path]
 
 
-def test_a_folder_that_lost_or_changed_its_secret_is_refused(tmp_path, monkeypatch):
+def test_a_folder_that_lost_or_changed_its_secret_is_refused(tmp_path):
     """A new key over old checkpoints would go on with noise that other data or batches may have had."""
     folder = tmp_path / "run"
     run(out=folder, checkpoint_every=6)
@@ -344,11 +344,11 @@ def test_a_run_ends_earlier_or_goes_on_later(tmp_path):
         np.testing.assert_array_equal(flat(run(out=out).params), flat(whole.params))
 
 
-def interrupt_at(at: int):
+def interrupt_at(at: int, times: int = 1):
     """A callback that does what Ctrl-C does, when it gets this step."""
 
     def callback(step, info):
-        if step == at:
+        for _ in range(times * (step == at)):
             os.kill(os.getpid(), signal.SIGINT)
 
     return callback
@@ -503,11 +503,7 @@ def test_float_leaves_become_arrays(tmp_path):
 
 
 def test_a_second_ctrl_c_stops_at_once(tmp_path):
-    def twice(step, info):
-        for _ in range(2):
-            os.kill(os.getpid(), signal.SIGINT)
-
     with pytest.raises(KeyboardInterrupt):
-        run(out=tmp_path, callback=twice)
+        run(out=tmp_path, callback=interrupt_at(1, times=2))
     assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
     assert [each.name for each in (tmp_path / "checkpoints").iterdir()] == ["0"]

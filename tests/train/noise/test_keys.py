@@ -180,10 +180,7 @@ def test_a_published_model_is_a_function_of_its_parameters(model, tmp_path):
 
 
 def test_others_see_nothing_of_the_private_log(finished):
-    """Neither its size nor its times: it is in a folder they may not enter; what is published is open.
-
-    It has no times, either.
-    """
+    """Neither its size nor its times, in a folder they may not enter; the rest is open and has no times."""
     assert not list(finished.glob("*private_metrics*"))
     assert stat.S_IMODE((finished / "private").stat().st_mode) == 0o700
     assert len((finished / "private/metrics.jsonl").read_text().splitlines()) == 12
