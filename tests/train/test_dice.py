@@ -186,7 +186,7 @@ def test_the_norm_of_what_is_fed_back_is_checked_with_room_for_its_rounding(monk
 def test_whether_a_zeroed_example_was_sampled_changes_no_sum():
     """Attack: its row moves the others to other microbatches, and float64 sums of these were others.
 
-    The error is made of such sums, and what is fed back of the error: it told who was sampled.
+    The error is made of such sums, and what is fed back of the error: it showed who was sampled.
     """
     rule, most = rule_with(), 1.5 * 2.0**19
     others = [most, 0.9 * 2.0**-34, 0.9 * 2.0**-34, -most]
