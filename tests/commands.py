@@ -1,5 +1,6 @@
 """Command lines, run in this process, and what looks like an installation for those that are not."""
 
+import json
 from pathlib import Path
 
 import pytest
@@ -22,6 +23,28 @@ def command(capsys, *words) -> tuple[int, str, str]:
         code = exit_code(*words)
     seen = capsys.readouterr()
     return code, seen.out, seen.err
+
+
+def printed(capsys, *words) -> str:
+    """What a command line prints that ends well and says nothing on errors."""
+    code = exit_code(*words)
+    seen = capsys.readouterr()
+    assert (code, seen.err) == (0, "")
+    return seen.out
+
+
+def values_of(capsys, *words) -> dict:
+    """The object that a command line prints with --json."""
+    assert exit_code(*words, "--json") == 0
+    return json.loads(capsys.readouterr().out)
+
+
+def refusal(capsys, *words, code=2) -> str:
+    """The line with which a command line is refused, or with another code ends."""
+    assert exit_code(*words) == code
+    line = capsys.readouterr().err
+    assert line.startswith("jaxacct: ") and line.count("\n") == 1, line
+    return line
 
 
 def link_installation(folder: Path) -> Path:

@@ -42,7 +42,7 @@ LONG_FILES = (
     "test_inflated test_start test_plan test_random_allocation test_add_direction test_notebooks "
     "test_truncated_b_min_sep test_overlapping_replicas test_report "
     "test_composed test_composed_losses test_non_banded "
-    "test_large_replicas test_individual"
+    "test_large_replicas test_individual test_cli test_dice"
 ).split()
 
 

@@ -19,7 +19,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
+import jax
 import numpy as np
+import optax
 from flax import nnx
 from scipy import stats
 
@@ -31,7 +33,9 @@ from tests.benchmarks.pictures import over_epsilon
 from tests.benchmarks.results import Kept
 from tests.train.runs import fit
 from train.batches.data import load
+from train.batches.sampler import Sampler
 from train.command import accuracy
+from train.models.loss import nnx_loss
 from train.models.networks import SmallCNN, cross_entropy
 from train.optimizers import sgd
 
@@ -125,12 +129,6 @@ def run(protocol: Protocol, plan: Plan, rate: float, seed: int, split) -> float:
 
 def not_private(protocol: Protocol, rate: float, seed: int, split) -> float:
     """The same model, batches and optimizer with plain gradients."""
-    import jax
-    import optax
-
-    from train.batches.sampler import Sampler
-    from train.models.loss import nnx_loss
-
     model = SmallCNN(split.shape, split.num_classes, nnx.Rngs(seed))
     loss, params = nnx_loss(model, cross_entropy)
     optimizer = sgd(rate, protocol.iterations)

@@ -7,7 +7,6 @@ Plain training, the private step and jax-privacy's, each in turn; 6 GB of memory
 
 import functools
 import math
-import sys
 import time
 from collections.abc import Iterator
 
@@ -16,11 +15,13 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-from tests.benchmarks.results import record
-from tests.benchmarks.sharded_memory import ADAM, BANDS, BATCH, POSITIONS, loss, private_step, shapes_of
+from tests.benchmarks.results import recorded
+from tests.benchmarks.sharded_memory import ADAM, BANDS, BATCH, POSITIONS, asked, loss, note_of, private_step
 from tests.benchmarks.steps import peer_of
 
 TURNS = 4
+COLUMNS = ["layers", "step", "CPU s a step", "over plain", "CPU s to compile"]
+COLUMNS += ["memory beyond the state, copies"]
 
 
 @functools.partial(jax.jit, donate_argnums=0)
@@ -41,20 +42,15 @@ def parameters(shapes, scanned: bool) -> dict:
     if scanned:
         return params
     table = params.pop("table")
-    return {
-        "table": table,
-        "layers": [jax.tree.map(lambda leaf, i=i: leaf[i], params) for i in range(shapes["qkv"][0])],
-    }
+    layers = [jax.tree.map(lambda leaf, i=i: leaf[i], params) for i in range(shapes["qkv"][0])]
+    return {"table": table, "layers": layers}
 
 
 def measured(shapes) -> Iterator[list[str]]:
     """Yield the rows of the record."""
     words = np.random.default_rng(0).integers(0, shapes["table"][0], (BATCH, POSITIONS + 1)).astype(np.int32)
-    batch, mask, size = (
-        {"words": words[:, :-1], "next": words[:, 1:]},
-        np.ones(BATCH, bool),
-        sum(map(math.prod, shapes.values())),
-    )
+    batch, mask = {"words": words[:, :-1], "next": words[:, 1:]}, np.ones(BATCH, bool)
+    size = sum(map(math.prod, shapes.values()))
     for scanned in (True, False):
         step, (begin, peer) = private_step("keep"), peer_of(loss, BANDS, 2, ADAM)
         runs = {
@@ -79,25 +75,14 @@ def measured(shapes) -> Iterator[list[str]]:
 
 
 if __name__ == "__main__":
-    shapes, rows = shapes_of(*map(int, sys.argv[1:] or (8, 1024, 8192))), []
-    for row in measured(shapes):
-        print("|", " | ".join(row), "|", flush=True)
-        rows.append(row)
-    record(
+    shapes = asked()
+    recorded(
         "large_steps",
         question="Steps of 109 million parameters, layers in a scan of `jax.checkpoint` or one by one",
         order=66,
-        columns=[
-            "layers",
-            "step",
-            "CPU s a step",
-            "over plain",
-            "CPU s to compile",
-            "memory beyond the state, copies",
-        ],
-        rows=rows,
-        note=f"A transformer of {sum(map(math.prod, shapes.values())):,} parameters, Adam, inverse of "
-        f"{BANDS} bands, batch {BATCH} of {POSITIONS} words, ghost clipping two rows at a time; least of "
-        f"{TURNS - 1} steps after the first. Compile: trace, lower and compile. jax-privacy: gradients of "
-        "two examples at a time, and its own streamed noise of as many bands.",
+        columns=COLUMNS,
+        rows=measured(shapes),
+        note=f"{note_of(shapes)}; least of {TURNS - 1} steps after the first. Compile: trace, lower and "
+        "compile. jax-privacy: gradients of two examples at a time, and its own streamed noise of as many "
+        "bands.",
     )

@@ -50,7 +50,7 @@ PAPER, SHUFFLES = files_in("benchmarks", "paper shuffled")
 ADVANTAGE, CHOOSING = "tests/estimates/test_advantage.py", "tests/recommendation/test_choosing.py"
 REPORT, COMPILED = "tests/report/test_report.py", "tests/kernels/test_programs.py"
 CHECKER, PEERS = "tests/checker/test_checker.py", "tests/interoperation/test_interoperation.py"
-WHOLE, BOUND, LIMITS, INTERRUPTIONS = files_in("train", "whole_runs bound_arguments limits interruptions")
+BOUND, LIMITS, INTERRUPTIONS = files_in("train", "bound_arguments limits interruptions")
 LOOP, FOLLOWED_TESTS, DICE, ARGUMENTS = files_in("train", "loop individual dice bad_inputs")
 CONVEX, BATCHES, SHARDED = files_in("train", "convex batch_clipping sharded")
 SAMPLER, TWICE, GRAPHS = files_in("train/batches", "sampler given attribution")
@@ -59,9 +59,9 @@ NOISE, KEYS, GPU_TESTS = files_in("train/noise", "noise keys gpu_keystream")
 CLIPPING, RELEASED, CANCELLING, GHOST = files_in(
     "train/clipping", "clipping released_numbers cancelling ghost"
 )
-ROWS_APART, NORMED, GROUPED = files_in("train/clipping", "rows_apart batch_statistics grouped_convolutions")
+NORMED, GROUPED = files_in("train/clipping", "batch_statistics grouped_convolutions")
 OF_ROWS = "tests/train/clipping/test_rows_of_primitives.py"
-AUDIT_BOUNDS, AUDIT = files_in("train/audit", "audit_bounds audit_command")
+AUDIT_BOUNDS, AUDIT = files_in("train/audit", "audit audit_command")
 
 CORE_CHECK, CORE_VERIFY, CORE_CLAIM, SHARES = (
     f"jaxacct/core/{name}.py" for name in ("check", "verify", "claim", "shares")
@@ -182,7 +182,7 @@ MUTANTS = [
     Mutant("jaxacct/accountants/composition.py", "-np.expm1(-positive) + np.exp", "np.exp", SPENT),
     Mutant("jaxacct/accountants/tradeoff/curves/gaussian.py", "value + _ROUNDING", "value - _ROUNDING", ACCOUNTANTS),
     # Accountants.
-    Mutant("jaxacct/accountants/dice_plan.py", "return bound + reserve.delta <= self.delta", "return bound <= self.delta", "tests/train/test_dice_plan.py"),
+    Mutant("jaxacct/accountants/dice_plan.py", "return bound + reserve.delta <= self.delta", "return bound <= self.delta", "tests/train/test_dice.py"),
     Mutant("jaxacct/accountants/revealed_pattern.py", 'return "columns of the strategy matrix overlap" if cross_term(mechanism) else None', "return None", ACCOUNTANTS),
     Mutant("jaxacct/proposals/families/replicas.py", "return math.inf if module is None", "return 0.0 if module is None", "tests/core/test_truncation.py"),
     Mutant(SUMS_OF_X, "min((tilt, rough.tilt_to(end), 1 / end), key=found.log_wrapped)", "rough.tilt_to(end)", ALLOCATION),
@@ -289,7 +289,7 @@ MUTANTS = [
     Mutant("train/clipping/per_example.py", "counted = finite & (", "counted = (", CLIPPING),
     Mutant("train/clipping/per_example.py", "stored_rows(kept, where_row(kept, counts), are_short)", "kept & are_short(counts), where_row(kept & are_short(counts), counts)", CANCELLING),
     Mutant("train/procedures/stored.py", "lax.while_loop(lambda state: ~is_sound(state), mend, values)", "lax.cond(is_sound(values), lambda: values, lambda: mend(values))", CANCELLING),
-    Mutant("train/clipping/per_example.py", "where_row(kept, jax.vmap(also)(gradients))", "jax.vmap(also)(gradients)", "tests/train/test_dice_plan.py"),
+    Mutant("train/clipping/per_example.py", "where_row(kept, jax.vmap(also)(gradients))", "jax.vmap(also)(gradients)", "tests/train/test_dice.py"),
     Mutant("train/procedures/dice.py", "self.automatic, counted=mask", "self.automatic, counted=True", "tests/train/test_dice.py"),
     Mutant("train/procedures/dice.py", "> 2.0**46:", "> 2.0**60:", DICE),
     Mutant("train/procedures/dice.py", "limit, nothing = c2 * units * (1 - room)", "limit, nothing = c2 * units", DICE),
@@ -380,7 +380,7 @@ MUTANTS = [
     # What a run is bound to; keys of runs; what a folder shows.
     Mutant(RUN, "if self.before_first and not verified:", "if self.before_first and source.state.step == 0:", BOUND),
     Mutant(RUN, "folder.note(verified=True)", "pass", BOUND),
-    Mutant(RUN, '            "steps": self.steps,\n', "", WHOLE),
+    Mutant(RUN, '            "steps": self.steps,\n', "", LOOP),
     Mutant("train/run/machine.py", '"flags": _flags(),', "", BOUND),
     Mutant("train/run/machine.py", '"jax_threefry_partitionable", ', "", BOUND),
     Mutant("train/run/machine.py", " NPROC PJRT_NPROC ONEDNN_ DNNL_", "", BOUND),
@@ -455,13 +455,13 @@ MUTANTS = [
     Mutant(FOLDER, "if self._shown() > reached:", "if False:", BOUND),
     Mutant(FOLDER, "if self._committed.last < shown or", "if", TWICE),
     Mutant(FOLDER, 'steps = [int(self._kept().get("shown", 0)), ', "steps = [0, ", TWICE),
-    Mutant(FOLDER, 'if other.pop("steps", reached) < reached:', 'if other.pop("steps", 0) < 0:', WHOLE),
+    Mutant(FOLDER, 'if other.pop("steps", reached) < reached:', 'if other.pop("steps", 0) < 0:', LOOP),
     Mutant(RUN, "                folder.commit(coming)\n", "                pass\n", TWICE),
     Mutant(RUN, "(drawn.digest,) if given else ()", "()", TWICE),
     Mutant("train/batches/given.py", "elif there != digest:", "elif False:", TWICE),
     Mutant("train/run/traces.py", "value_and_grad(loss.at(0))", "value_and_grad(lambda p, e: 0.0 * sum(leaf.sum() for leaf in jax.tree.leaves(p)))", TWICE),
-    Mutant("train/procedures/step.py", "        sampled - number,", "        mask.size - number,", WHOLE),
-    Mutant("train/run/interrupts.py", "        asked.set()\n", "", WHOLE),
+    Mutant("train/procedures/step.py", "        sampled - number,", "        mask.size - number,", LOOP),
+    Mutant("train/run/interrupts.py", "        asked.set()\n", "", LOOP),
     Mutant(CORRELATED, "expected_batch_sizes(graph, mechanism.scheme).mean()", "expected", GRAPHS),
     Mutant(FOLLOWED, "    if mechanism.strategy.noise_copies:", "    if False:", FOLLOWED_TESTS),
     Mutant("train/individual/accounting.py", "best.budget, self.readmit)", "best.budget)", FOLLOWED_TESTS),
@@ -593,15 +593,15 @@ MUTANTS = [
     Mutant("train/clipping/per_example.py", "without_batch_groups(jax.value_and_grad(loss))(", "jax.value_and_grad(loss)(", GROUPED),
     Mutant("train/clipping/ghost.py", "without_batch_groups(jax.value_and_grad(value, (0, 1), has_aux=True))", "jax.value_and_grad(value, (0, 1), has_aux=True)", GROUPED),
     # A loss that mixes rows is refused.
-    Mutant(APART, "(*eqn.invars, *eqn.outvars)", "eqn.outvars", ROWS_APART),
-    Mutant(APART, "and kind != threefry", "and kind == threefry", ROWS_APART),
-    Mutant(APART, "random_split threefry2x32", "random_split rng_uniform threefry2x32", ROWS_APART),
-    Mutant(APART, "(inside and eqn.primitive in running)", "inside", ROWS_APART),
-    Mutant(APART, "eqn.primitive in apart", "eqn.primitive.name in {p.name for p in apart}", ROWS_APART),
-    Mutant(APART, "all(type(axis) is int for", "all(axis is not None for", ROWS_APART),
+    Mutant(APART, "(*eqn.invars, *eqn.outvars)", "eqn.outvars", OF_ROWS),
+    Mutant(APART, "and kind != threefry", "and kind == threefry", OF_ROWS),
+    Mutant(APART, "random_split threefry2x32", "random_split rng_uniform threefry2x32", OF_ROWS),
+    Mutant(APART, "(inside and eqn.primitive in running)", "inside", OF_ROWS),
+    Mutant(APART, "eqn.primitive in apart", "eqn.primitive.name in {p.name for p in apart}", OF_ROWS),
+    Mutant(APART, "all(type(axis) is int for", "all(axis is not None for", OF_ROWS),
     Mutant(APART, "polygamma population", "polygamma regularized_incomplete_beta population", OF_ROWS),
-    Mutant(APART, "            if (found := why_not(inner, allowed)) is not None:\n                return found\n", "            return why_not(inner, allowed)\n", ROWS_APART),
-    Mutant("train/clipping/per_example.py", "jax.lax.map(one, rows) if loss.alone else in_fast_layout(jax.vmap(one))(rows)", "in_fast_layout(jax.vmap(one))(rows)", ROWS_APART),
+    Mutant(APART, "            if (found := why_not(inner, allowed)) is not None:\n                return found\n", "            return why_not(inner, allowed)\n", OF_ROWS),
+    Mutant("train/clipping/per_example.py", "jax.lax.map(one, rows) if loss.alone else in_fast_layout(jax.vmap(one))(rows)", "in_fast_layout(jax.vmap(one))(rows)", OF_ROWS),
     Mutant("train/clipping/sums.py", "check_statistics(program.closed.jaxpr, len(jax.tree.leaves(params)))", "pass", NORMED),
     Mutant(CHECK, "(pull if joins else 1.0) * after", "after", CHECKER),
     Mutant(CHECK, "+ (1 - m) * epsilon", "- m * epsilon", CHECKER),
@@ -627,7 +627,7 @@ MUTANTS += [
     Mutant("jaxacct/proposals/families/mirrored.py", "constant - (signal + noise)", "constant - noise", "tests/core/test_replace_one.py"),
 ]
 MUTANTS += [
-    Mutant("train/procedures/step.py", before, after, "tests/train/noise/test_drawn_ahead.py")
+    Mutant("train/procedures/step.py", before, after, "tests/train/noise/test_redrawn.py")
     for before, after in (
         ("or drawn.noise is not noise", "or drawn.noise is None"),
         ("return step + 1, standard_normals", "return step, standard_normals"),

@@ -16,6 +16,7 @@ import os
 import platform
 import subprocess
 import sys
+from collections.abc import Iterable
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -92,6 +93,15 @@ def record(
     }
     text = json.dumps(found, indent=1, ensure_ascii=False) + "\n"
     (FOLDER / f"{name}.json").write_text(text, encoding="utf-8")
+
+
+def recorded(name: str, *, rows: Iterable, **options) -> None:
+    """Print rows as they are measured, and store the record after each."""
+    found = []
+    for row in rows:
+        found.append(list(row))
+        print("|", " | ".join(map(str, row)), "|", flush=True)
+        record(name, rows=found, **options)
 
 
 def rows_of(name: str) -> dict[str, list]:

@@ -24,7 +24,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from jaxacct.mechanisms.mechanism import Mechanism
 from jaxacct.schemes import BMinSep
 from jaxacct.strategies import BandedInverse
-from tests.benchmarks.results import record
+from tests.benchmarks.results import recorded
 from tests.benchmarks.steps import peer_of
 from train.noise.recursion import NoiseState
 from train.optimizers import privatize
@@ -46,6 +46,17 @@ def shapes_of(layers: int, width: int, words: int) -> dict[str, tuple[int, ...]]
     sizes = {"qkv": (1, 3), "out": (1, 1), "up": (1, 4), "down": (4, 1)}
     each = {name: (width * rows, width * columns) for name, (rows, columns) in sizes.items()}
     return {"table": (words, width)} | {name: (layers, *shape) for name, shape in each.items()}
+
+
+def asked() -> dict[str, tuple[int, ...]]:
+    """Return the shapes for the command line's LAYERS WIDTH WORDS."""
+    return shapes_of(*map(int, sys.argv[1:] or (8, 1024, 8192)))
+
+
+def note_of(shapes) -> str:
+    """Return the beginning of a note."""
+    model = f"A transformer of {sum(map(math.prod, shapes.values())):,} parameters, Adam, inverse of {BANDS}"
+    return f"{model} bands, batch {BATCH} of {POSITIONS} words, ghost clipping two rows at a time"
 
 
 def loss(params, example):
@@ -131,22 +142,16 @@ def copies_of(found, size: int) -> list[str]:
 
 
 if __name__ == "__main__":
-    shapes = shapes_of(*(map(int, sys.argv[1:]) if sys.argv[1:] else (8, 1024, 8192)))
-    rows = []
-    for row in measured(shapes):
-        print("|", " | ".join(row), "|", flush=True)
-        rows.append(row)
-    record(
+    shapes = asked()
+    recorded(
         "sharded_memory",
         question="Memory of a device with sharded parameters, in copies of the parameters",
         order=66,
         columns=["layout", "noise", "state, copies", "beyond it, copies"],
-        rows=rows,
-        note=f"A transformer of {sum(map(math.prod, shapes.values())):,} parameters, Adam, inverse of "
-        f"{BANDS} bands, batch {BATCH} of {POSITIONS} words, ghost clipping two rows at a time; by the "
-        "compiler (`memory_analysis`), for 8 virtual devices. A parameter is gathered where a layer uses it, "
-        "and again in the backward pass; its sum is made and scattered a layer at a time. That is so where a "
-        "device has one microbatch, and its parameters an axis of layers that is scanned and not cut: else "
-        "its own sum, 2 copies in float64, is whole. Each example's gradient of the tied table is written "
-        "down, and summed in float64.",
+        rows=measured(shapes),
+        note=f"{note_of(shapes)}; by the compiler (`memory_analysis`), for 8 virtual devices. A parameter is "
+        "gathered where a layer uses it, and again in the backward pass; its sum is made and scattered a "
+        "layer at a time. That is so where a device has one microbatch, and its parameters an axis of layers "
+        "that is scanned and not cut: else its own sum, 2 copies in float64, is whole. Each example's "
+        "gradient of the tied table is written down, and summed in float64.",
     )

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
+from scipy import stats
 from scipy.special import log_ndtr
 
 from jaxacct import BallsInBins, BandedToeplitz, EpochwiseAllocation
@@ -109,20 +110,18 @@ def _clones_delta(n: int, probability: float, own: float, epsilon: float) -> flo
 
     C ~ Bin(n - 1, probability) is shown, A ~ Bin(C, 1/2), D ~ Bernoulli(e^own / (1 + e^own)); epsilon < own.
     """
-    import scipy
-
     mean, width = (n - 1) * probability, 12 * math.sqrt(n * probability) + 40
     low, high = max(0, math.floor(mean - width)), min(n - 1, math.ceil(mean + width))
     counts = np.arange(low, high + 1)
-    clones = scipy.stats.binom(n - 1, probability)
+    clones = stats.binom(n - 1, probability)
     w = 1 / (1 + math.exp(-own))
     # w - e^epsilon (1 - w) and e^epsilon w - (1 - w), where 1 - w = w e^-own: of positive terms only.
     gain, loss = -w * math.expm1(epsilon - own), w * (math.expm1(epsilon) - math.expm1(-own))
     turn = np.floor(loss / (gain + loss) * (counts + 1))
     # The event A + D >= a is the best one for some a next to `turn`.
     terms = [
-        gain * (1 + _LOWERED) * scipy.stats.binom.sf(a - 2, counts, 0.5)
-        - loss * (1 - _LOWERED) * scipy.stats.binom.sf(a - 1, counts, 0.5)
+        gain * (1 + _LOWERED) * stats.binom.sf(a - 2, counts, 0.5)
+        - loss * (1 - _LOWERED) * stats.binom.sf(a - 1, counts, 0.5)
         for a in (turn - 1, turn, turn + 1, turn + 2)
     ]
     beyond = clones.cdf(low - 1) + clones.sf(high)

@@ -27,7 +27,7 @@ from jaxacct import BandedInverse, BandedToeplitz, BMinSep, BufferedToeplitz, Me
 from jaxacct.calibration.calibrate import calibrate
 from jaxacct.calibration.options import CalibrationOptions
 from jaxacct.core.plan import Plan
-from tests.benchmarks.results import record
+from tests.benchmarks.results import recorded
 from tests.train.runs import fit
 from train.models.lora import add_lora
 from train.models.loss import nnx_loss
@@ -66,6 +66,10 @@ def _transformer(rank: int | None = None, width: int = 64, layers: int = 2) -> T
     return model
 
 
+def _network() -> SmallCNN:
+    return SmallCNN((8, 8, 1), 10, nnx.Rngs(0))
+
+
 def _images(*shape):
     generator = np.random.default_rng(0)
     return lambda n: dict(inputs=np.float32(generator.normal(size=(n, *shape))), labels=np.zeros(n, np.int32))
@@ -78,12 +82,7 @@ def _text(n):
 # Model, loss, what is trained, rows.
 KINDS = {
     "perceptron": (lambda: Perceptron(nnx.Rngs(0)), cross_entropy, nnx.Param, _images(784)),
-    "CNN on 8 x 8": (
-        lambda: SmallCNN((8, 8, 1), 10, nnx.Rngs(0)),
-        cross_entropy,
-        nnx.Param,
-        _images(8, 8, 1),
-    ),
+    "CNN on 8 x 8": (_network, cross_entropy, nnx.Param, _images(8, 8, 1)),
     "transformer": (_transformer, next_token, nnx.Param, _text),
     "its adapters of rank 4": (lambda: _transformer(4), next_token, nnx.LoRAParam, _text),
     "transformer of 10M": (lambda: _transformer(None, 512, 3), next_token, nnx.Param, _text),
@@ -304,8 +303,8 @@ PARTS = {
         "steps", steps, "Private steps by bands, batch and model, over plain ones", 65,
         ["model", "batch", "bands", "plain, CPU ms", "wall ms", "private", "jax-privacy", "normals"],
         "Private: CPU ms: over plain, CPU (wall). jax-privacy 2.0.0: clipped_grad by 8 examples and its own "
-        "streamed noise of as many bands, float32. Normals: CPU ms of a step's 256-bit key stream and float64 "
-        "normals alone, a floor of what private steps add to plain ones.",
+        "streamed noise of as many bands, float32. Normals: CPU ms of a step's 256-bit key stream and normals "
+        "of float64 alone, a floor of what private steps add to plain ones.",
     ),
     "memory": (
         "step_memory", memory, "Memory of a private step beyond its state, in copies of the parameters", 66,
@@ -324,7 +323,4 @@ PARTS = {
 if __name__ == "__main__":
     for part in sys.argv[1:] or PARTS:
         name, rows_of, question, order, columns, note = PARTS[part]
-        rows = []
-        for row in rows_of():
-            rows.append(list(row))
-            record(name, question=question, order=order, columns=columns, rows=rows, note=note)
+        recorded(name, rows=rows_of(), question=question, order=order, columns=columns, note=note)

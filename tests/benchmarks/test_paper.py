@@ -13,16 +13,7 @@ from tests.benchmarks import figure_4
 from tests.benchmarks.figure_4 import CYCLIC, FULL, NOT_PRIVATE, OURS, SHORT, Protocol, judged, summary
 from tests.benchmarks.paper import __main__ as command
 from tests.benchmarks.paper import cells, statements
-from tests.benchmarks.paper.cells import (
-    METHODS,
-    SECTION_7_1,
-    SECTION_7_2,
-    Cell,
-    Setting,
-    Table,
-    promising,
-    scheme_of,
-)
+from tests.benchmarks.paper.cells import METHODS, SECTION_7_1, SECTION_7_2, Cell, Setting, Table, scheme_of
 from tests.benchmarks.paper.statements import Compared
 from tests.benchmarks.results import Kept
 from tests.refusals import refused
@@ -108,7 +99,7 @@ def test_the_tested_cell_is_what_recommend_ranks_first():
     sizes = dict(dataset_size=8000, batch_size=1000, iterations=12, epsilon=0.5, delta=1e-2)
     found = recommend(**sizes, scheme="b-min-sep", bands=2, strategy="optimal")
     best = found.candidates[0]
-    first, second, *_ = promising(swept)
+    first, second, *_ = cells.promising(swept)
     assert first.separation == best.scheme.min_separation != second.separation
 
 
@@ -120,7 +111,7 @@ def test_one_of_each_kind_of_separation_is_certified_however_estimates_rank_them
         errors = [0.1 * place + (equal != equal_first) for place, equal in enumerate(kinds)]
         found_errors = functools.partial(lambda errors, *_, **__: errors, errors)
         monkeypatch.setattr("tests.benchmarks.paper.cells.estimated_errors", found_errors)
-        found = promising(swept)
+        found = cells.promising(swept)
         by_error = [cell for _, cell in sorted(zip(errors, swept, strict=True), key=lambda pair: pair[0])]
         assert found[:2] == by_error[:2] and len(found) == 3
         assert {cell.separation == cell.bands for cell in found} == {True, False}

@@ -39,7 +39,7 @@ def test_every_number_is_in_a_record_that_its_section_names():
     assert unknown_numbers(page.replace("0.4789 / 114.8", "0.4798 / 114.8")) == {(title, "0.4798")}
 
 
-def test_the_site_shows_every_record(tmp_path):
+def test_the_site_shows_every_record():
     page = results.tables()
     for entry in results.records():
         assert f"### {entry['question']} {{#{entry['name']}}}" in page

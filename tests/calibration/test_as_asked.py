@@ -9,10 +9,9 @@ import pytest
 
 import jaxacct
 from jaxacct import BandedToeplitz, BMinSep, NotCertifiedError, Plan, Poisson, Target
-from jaxacct.cli import main as cli
 from jaxacct.cli import problem as problem_module
 from jaxacct.report import risk
-from tests import calibrating
+from tests import calibrating, commands
 from tests.calibrating import target_of as target_of_words
 
 TARGETS: dict[str, tuple[float, float]] = {
@@ -54,11 +53,8 @@ def test_every_combination_asks_for_what_was_given(certified, capsys):
     """
     parts = list(TARGETS), ("", "--noise-multiplier 3"), SEARCHED + BUILT, HOW
     places = itertools.product(*(range(len(part)) for part in parts))
-    lines = [
-        tuple(part[at] for part, at in zip(parts, place, strict=True))
-        for place in places
-        if sum(place) % 2 == 0
-    ]
+    even = [place for place in places if sum(place) % 2 == 0]
+    lines = [tuple(part[at] for part, at in zip(parts, place, strict=True)) for place in even]
     lines = [*lines, *itertools.product(OPEN, parts[1][1:], BUILT, HOW)]
     assert len(lines) >= 60
     for target, noise, problem, how in lines:
@@ -75,9 +71,8 @@ def test_every_combination_asks_for_what_was_given(certified, capsys):
         assert options["adjacency"] == ("add-or-remove-one" if "adjacency" in how else "zero-out"), line
         steering = options["options"]
         assert steering.accountant == ("unamplified" if "accountant" in how else None), line
-        assert (steering.rule, steering.max_samples) == (
-            ("fixed", 90000) if "rule" in how else ("anytime", None)
-        ), line
+        stop = ("fixed", 90000) if "rule" in how else ("anytime", None)
+        assert (steering.rule, steering.max_samples) == stop, line
         assert options["max_batch_size"] == (40 if "--max-batch-size" in problem else None), line
         if problem == RATE:
             assert (scheme, strategy.bands) == (Poisson(12, 0.1), 1), line
@@ -85,9 +80,8 @@ def test_every_combination_asks_for_what_was_given(certified, capsys):
         assert options["dataset_size"] == 80, line
         assert scheme.expected_batch_sizes(80).mean() == pytest.approx(10), line
         if "square-root" in problem:
-            assert scheme == BMinSep.from_batch_size(
-                iterations=12, min_separation=3, dataset_size=80, batch_size=10
-            )
+            sizes = dict(iterations=12, dataset_size=80, batch_size=10)
+            assert scheme == BMinSep.from_batch_size(**sizes, min_separation=3)
             assert strategy.named_bands == 2, line
         else:
             assert strategy.bands > 1, line
@@ -126,10 +120,9 @@ def test_too_little_noise_has_no_plan(target, tmp_path, monkeypatch, capsys):
     """Exit 1, one line, no file; never a plan for a weaker target."""
     monkeypatch.chdir(tmp_path)
     line = f"--scheme poisson --sampling-probability 1 --iterations 1 {target} --noise-multiplier 0.1"
-    assert cli.run(["calibrate", *line.split(), "--out", "plan.json"]) == 1
-    seen = capsys.readouterr()
-    assert seen.err.startswith("jaxacct: not certified: noise multiplier 0.1") and seen.err.count("\n") == 1
-    assert "inf" not in seen.err and "nan" not in seen.err and not (tmp_path / "plan.json").exists()
+    said = commands.refusal(capsys, "calibrate", *line.split(), "--out", "plan.json", code=1)
+    assert said.startswith("jaxacct: not certified: noise multiplier 0.1")
+    assert "inf" not in said and "nan" not in said and not (tmp_path / "plan.json").exists()
     with pytest.raises(NotCertifiedError):
         calibrating.calibrate(**FULL, noise_multiplier=0.1, **numbers_of(target))
 
@@ -137,22 +130,17 @@ def test_too_little_noise_has_no_plan(target, tmp_path, monkeypatch, capsys):
 @pytest.mark.parametrize("noise", [1e-6, 0.01])
 def test_noise_of_any_small_size_is_not_certified(noise):
     """By samples, whose reserve for the rounding of weights is beyond float64 here, and by bounds."""
-    for given in (dict(), dict(accountant="pld")):
+    target = dict(epsilon=1.0, delta=1e-5, noise_multiplier=noise)
+    for given in (target, target | dict(accountant="pld")):
         with pytest.raises(NotCertifiedError, match=f"noise multiplier {noise:g} could not be certified"):
-            calibrating.calibrate(
-                Poisson(12, 0.1), FULL["strategy"], epsilon=1.0, delta=1e-5, noise_multiplier=noise, **given
-            )
+            calibrating.calibrate(Poisson(12, 0.1), FULL["strategy"], **given)
 
 
 def test_what_is_printed_is_what_is_stored(tmp_path, monkeypatch, capsys):
     """--json, --out and `show` have the same claim."""
     monkeypatch.chdir(tmp_path)
-    line = (
-        "--scheme poisson --sampling-probability 1 --iterations 1 --tpr 0.4 --fpr 0.1 --json --out plan.json"
-    )
-    assert cli.run(["calibrate", *line.split()]) == 0
-    printed = json.loads(capsys.readouterr().out)
+    line = "--scheme poisson --sampling-probability 1 --iterations 1 --tpr 0.4 --fpr 0.1 --out plan.json"
+    printed = commands.values_of(capsys, "calibrate", *line.split())
     assert printed == json.loads((tmp_path / "plan.json").read_text())
-    assert cli.run(["show", "plan.json", "--json"]) == 0
-    assert json.loads(capsys.readouterr().out) == printed
+    assert commands.values_of(capsys, "show", "plan.json") == printed
     assert jaxacct.Plan.load("plan.json").certified

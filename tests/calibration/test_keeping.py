@@ -11,6 +11,7 @@ from jaxacct.cli import main as cli
 from jaxacct.cli import problem as problem_module
 from jaxacct.proposals import registry
 from jaxacct.strategies import ending, workload_named
+from tests import commands
 from tests.calibrating import asked_of
 from tests.refusals import refused
 from train.noise import redrawn
@@ -124,9 +125,8 @@ def test_where_nothing_is_left_to_select_nothing_is_searched(
     ids=" ".join,
 )
 def test_one_band_only_when_asked_for(words, capsys):
-    assert cli.run(["calibrate", *words, *TARGET]) == 2
-    error = capsys.readouterr().err
-    assert error.startswith("jaxacct: bands must be given here") and "1 is DP-SGD" in error
+    line = commands.refusal(capsys, "calibrate", *words, *TARGET)
+    assert line.startswith("jaxacct: bands must be given here") and "1 is DP-SGD" in line
 
 
 NO_PROPOSALS = ["nope", "", "replicas", "replicas:x", "replicas:2,33", "half-space", "Plain"]
@@ -136,9 +136,8 @@ NO_PROPOSALS = ["nope", "", "replicas", "replicas:x", "replicas:2,33", "half-spa
 def test_an_invalid_proposal_is_refused_before_any_work(name, monkeypatch, capsys):
     monkeypatch.setattr(problem_module, "recommend", lambda **_: pytest.fail("something was searched"))
     started = time.thread_time()
-    assert cli.run(["calibrate", *SIZES, *TARGET, "--proposal", name]) == 2
-    error = capsys.readouterr().err
-    assert "proposal" in error and error.count("\n") == 1 and time.thread_time() - started < 1
+    line = commands.refusal(capsys, "calibrate", *SIZES, *TARGET, "--proposal", name)
+    assert "proposal" in line and time.thread_time() - started < 1
     refused("proposal", lambda: ja.recommend(**SMALL).calibrate(ja.CalibrationOptions(proposal=name)))
     refused("proposal", registry.check_name, name, False)
 
@@ -179,7 +178,7 @@ def test_recommend_prints_a_command_that_calibrates_what_it_selected(words, matr
     assert found.chosen.matrix == matrix
 
 
-def test_no_copies_are_those_of_noise_that_is_drawn_again(asked, capsys):
+def test_no_copies_are_those_of_noise_that_is_drawn_again(capsys):
     """Inverses alone, in every kind of search; the command, the table and the choice say the same."""
     fixed = dict(scheme="fixed-order", min_separation=8)
     for given in ({}, fixed, dict(adjacency="replace-one"), dict(bands=4), dict(scheme="balls-in-bins")):

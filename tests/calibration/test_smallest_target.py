@@ -18,6 +18,7 @@ from jaxacct.calibration.pilots import Pilots
 from jaxacct.cli import main as cli
 from jaxacct.core import shares, truncation
 from jaxacct.core.evidence import Bound
+from tests import commands
 from tests.oracles.settings import slow
 from tests.refusals import refused
 
@@ -48,7 +49,7 @@ def test_the_min_epsilon_is_certified_and_near_the_truth(found):
     assert found.epsilon == 1.01**exponent
 
 
-def test_the_smallest_delta_is_certified_and_near_the_truth(found):
+def test_the_smallest_delta_is_certified_and_near_the_truth():
     plan = ja.calibrate(SCHEME, STRATEGY, epsilon=0.6, **SAMPLED)
     truth = ja.estimate_delta(plan.mechanism, 0.6, **ESTIMATE)
     assert plan.certified and plan.epsilon == 0.6
@@ -98,13 +99,8 @@ def test_candidates_are_fixed_before_they_are_verified(certify, monkeypatch, fou
 def test_poisson_sampling_takes_the_exact_accountant(named):
     """C = I: epsilon of dp-accounting, to a thousandth, and no sample."""
     options = ja.CalibrationOptions(accountant=named)
-    find = functools.partial(
-        ja.calibrate,
-        ja.Poisson(200, 0.01),
-        ja.BandedToeplitz.identity(),
-        noise_multiplier=1.0,
-        options=options,
-    )
+    given = ja.Poisson(200, 0.01), ja.BandedToeplitz.identity()
+    find = functools.partial(ja.calibrate, *given, noise_multiplier=1.0, options=options)
     plan = find(delta=1e-5)
     event = PoissonSampledDpEvent(0.01, GaussianDpEvent(1.0))
     exact = PLDAccountant().compose(event, 200).get_epsilon(1e-5 * (1 - 1e-12))
@@ -144,9 +140,7 @@ def test_what_is_reserved_for_truncated_batches_is_not_spent_by_an_accountant(gi
     smaller = (found.epsilon / step, found.delta) if "delta" in given else (found.epsilon, found.delta / step)
     for (epsilon, delta), holds in (((found.epsilon, found.delta), True), (smaller, False)):
         reserve = truncation.reserve(ja.Poisson(20, 0.1), epsilon, 800, 110)
-        bound = ACCOUNTANTS["pld"].delta(
-            ja.Mechanism(ja.Poisson(20, 0.1), found.mechanism.strategy, 1.0), epsilon
-        )
+        bound = ACCOUNTANTS["pld"].delta(found.mechanism, epsilon)
         assert (bound <= delta - reserve) == holds, (bound, delta, reserve)
 
 
@@ -168,10 +162,11 @@ def test_on_the_command_line(tmp_path, capsys):
     assert cli.run(["calibrate", *common, *given]) == 0
     plan = ja.Plan.load(out)
     assert plan.delta == 1e-5 and f"is ({plan.epsilon!r}, 1e-05)-differentially" in capsys.readouterr().out
-    assert cli.run(["calibrate", *common, "--noise-multiplier", "1", "--epsilon", "2", "--json"]) == 0
-    assert json.loads(capsys.readouterr().out)["claim"]["epsilon"] == 2.0
-    assert cli.run(["calibrate", *common, "--noise-multiplier", "0.05", "--epsilon", "0.01"]) == 1
-    assert "not certified: noise multiplier 0.05 is too small for any delta" in capsys.readouterr().err
+    found = commands.values_of(capsys, "calibrate", *common, "--noise-multiplier", "1", "--epsilon", "2")
+    assert found["claim"]["epsilon"] == 2.0
+    small = "--noise-multiplier", "0.05", "--epsilon", "0.01"
+    line = commands.refusal(capsys, "calibrate", *common, *small, code=1)
+    assert "not certified: noise multiplier 0.05 is too small for any delta" in line
     sizes = ["--dataset-size", "80", "--batch-size", "10", "--iterations", "12"]
-    assert cli.run(["calibrate", *sizes, "--noise-multiplier", "1", "--delta", "1e-5"]) == 2
-    assert "bands must be given here" in capsys.readouterr().err
+    line = commands.refusal(capsys, "calibrate", *sizes, "--noise-multiplier", "1", "--delta", "1e-5")
+    assert "bands must be given here" in line

@@ -1,4 +1,4 @@
-"""The command line: outputs, exit codes, one line for bad input, no file left half-written."""
+"""The command line: help, outputs, exit codes, one line for bad input, whole files, what is spent."""
 
 import importlib
 import json
@@ -11,18 +11,23 @@ import subprocess
 import sys
 import time
 
+import dp_accounting as dp
 import pytest
 from flax import nnx
 
+import jaxacct as ja
 from jaxacct import NonFiniteLossError, Plan
+from jaxacct.accountants import history
+from jaxacct.accountants.history import epsilon_of_first_steps
 from jaxacct.cli import main as cli
 from jaxacct.cli import output
-from jaxacct.cli.commands import recommend
+from jaxacct.cli.commands import estimate, recommend
 from jaxacct.cli.commands.calibrate import DIGITS
-from jaxacct.cli.main import run
-from jaxacct.report.facts import describe
+from jaxacct.cli.usage import SYNONYMS, parse
+from jaxacct.report.facts import describe, facts
+from jaxacct.schemes.protocol.numbers import Numbers
 from jaxacct.statistics.lines import KINDS
-from tests.commands import exit_code
+from tests.commands import exit_code, printed, refusal, values_of
 from tests.refusals import refused
 
 # The mechanism of `test_calibrate`, whose programs are compiled anyway.
@@ -66,15 +71,14 @@ def test_calibrate_writes_a_plan_that_show_and_verify_read(plan_path, capsys):
 def test_json_is_one_object_and_nothing_else(capsys):
     # Near the noise of the plan, so that the same distributions are drawn from.
     common = *COMMON, "--noise-multiplier", "0.6"
-    assert exit_code("calibrate", *common, *TARGET, "--json") == 0
-    assert json.loads(capsys.readouterr().out)["claim"]["noise_multiplier"] == 0.6
+    found = values_of(capsys, "calibrate", *common, *TARGET)
+    assert found["claim"]["noise_multiplier"] == 0.6
     command = "estimate", *common
-    assert exit_code(*command, "--epsilon", "2", "--samples", "2000", "--json") == 0
-    found = json.loads(capsys.readouterr().out)
+    found = values_of(capsys, *command, "--epsilon", "2", "--samples", "2000")
     assert found["kind"] == "estimate"
     assert found["low"] <= found["value"] <= found["high"]
-    assert exit_code(*command, "--delta", "1e-2", "--samples", "2000", "--json") == 0
-    assert json.loads(capsys.readouterr().out)["quantity"] == "epsilon"
+    found = values_of(capsys, *command, "--delta", "1e-2", "--samples", "2000")
+    assert found["quantity"] == "epsilon"
     assert exit_code(*command, "--epsilon", "2", "--samples", "500") == 0
     assert "estimate, not a guarantee" in capsys.readouterr().out
 
@@ -88,10 +92,8 @@ def test_what_is_infinite_is_null_in_json(capsys):
 
 
 def test_not_certified_exits_1_and_says_why(capsys):
-    assert exit_code("calibrate", *COMMON, *TARGET, "--noise-multiplier", "0.3") == 1
-    message = capsys.readouterr().err
-    assert "could not be certified" in message
-    assert message.count("\n") == 1
+    line = refusal(capsys, "calibrate", *COMMON, *TARGET, "--noise-multiplier", "0.3", code=1)
+    assert "could not be certified" in line
 
 
 @pytest.mark.parametrize("steps", ["50k", "5e4", "50000", "50_000", "0.05M"])
@@ -124,8 +126,8 @@ def test_a_loss_that_is_not_finite_is_no_bad_input(monkeypatch, capsys):
         raise NonFiniteLossError("1 of 8 privacy losses are not finite")
 
     monkeypatch.setattr("jaxacct.cli.commands.calibrate.calibrate", fail)
-    assert exit_code("calibrate", *COMMON, *TARGET) == 1
-    assert capsys.readouterr().err == "jaxacct: not certified: 1 of 8 privacy losses are not finite\n"
+    line = refusal(capsys, "calibrate", *COMMON, *TARGET, code=1)
+    assert line == "jaxacct: not certified: 1 of 8 privacy losses are not finite\n"
 
 
 def test_interrupt_and_resume(tmp_path, capsys):
@@ -156,21 +158,18 @@ def test_intervals_of_the_command_have_the_confidence_that_is_given(monkeypatch,
         asked.append(confidence)
         return real(mechanism, at, confidence=confidence, **options)
 
-    from jaxacct.cli.commands import estimate
-
     real = estimate.estimate_delta
     monkeypatch.setattr(estimate, "estimate_delta", estimated)
     command = "estimate --iterations 1 --scheme poisson --sampling-probability 0.5 --bands 1"
-    command += " --noise-multiplier 1 --epsilon 1 --samples 256 --confidence 0.625 --json"
-    assert run(command.split()) == 0
-    assert asked == [0.625] and json.loads(capsys.readouterr().out)["confidence"] == 0.625
+    command += " --noise-multiplier 1 --epsilon 1 --samples 256 --confidence 0.625"
+    assert values_of(capsys, *command.split())["confidence"] == 0.625 and asked == [0.625]
 
 
 @pytest.mark.parametrize("given", [["--epsilon", "1"], ["--delta", "1e-5"]], ids=" ".join)
 def test_where_no_lower_end_is_proven_that_is_said(given, capsys):
     """In place of 0."""
     words = "estimate --scheme poisson --sampling-probability 0.01 --iterations 200 --noise-multiplier 1"
-    assert run([*words.split(), *given]) == 0
+    assert exit_code(*words.split(), *given) == 0
     said = capsys.readouterr().out
     assert re.search(r"at most \S+ \(without samples; upper bound only\)", said) and "between" not in said
 
@@ -234,3 +233,166 @@ def test_a_closed_pipe(arguments):
     done = subprocess.run(command, stdout=writer, stderr=subprocess.PIPE, env=os.environ, timeout=60)
     os.close(writer)
     assert (done.returncode, done.stderr) == (cli.OUTPUT_CLOSED, b"")
+
+
+EVERY_COMMAND = [[name] for name in cli.COMMANDS]
+EVERY_COMMAND += [["tradeoff", name] for name in ("general", "last-iterate")]
+
+
+def read(words):
+    """The command that a command line chooses."""
+    return parse(cli.app_for(words[0] if words else None), words)
+
+
+@pytest.mark.parametrize("group", [[], ["tradeoff"]], ids=["jaxacct", "jaxacct tradeoff"])
+def test_without_a_command_the_help_is_printed(group, capsys):
+    assert printed(capsys, *group) == printed(capsys, *group, "--help")
+
+
+def test_the_help_of_a_command(capsys):
+    for words in EVERY_COMMAND:
+        text = printed(capsys, *words, "--help")
+        # Not `{None}|FLOAT (default: None)`, and no flags that are not set.
+        assert not re.search(r"None|NoneType|default: (False|True)|\|FLOAT|NO-", text)
+        for name in (name for name in SYNONYMS if name.startswith("--")):  # a hint names what it has
+            with pytest.raises(ValueError) as caught:
+                read([*words, name, "1"])
+            hinted = re.search("did you mean ([a-z-]+)", str(caught.value))
+            assert hinted is None or re.search(rf"(?<![a-z-]){hinted[1]}(?![a-z-])", text), caught.value
+        for panel in text.split("╭─ ")[1:]:
+            rows = [line[2:3] for line in panel.splitlines() if re.match(r"│ [* ]  [A-Z-]", line)]
+            assert rows == sorted(rows, reverse=True), f"required options are not first: {panel}"
+        panels = re.findall("╭─ ([A-Z][a-z ]*) ─", text)
+        if words in (["calibrate"], ["recommend"]):
+            search = ["Search"] if words == ["calibrate"] else []
+            assert panels == ["Run", "Privacy target", *search, "Options"]
+
+
+@pytest.mark.parametrize("words", [[], *EVERY_COMMAND], ids=" ".join)
+def test_examples_can_be_read(words, capsys):
+    """Each in the help is a command line that this version has, broken where a shell goes on reading."""
+    lines = printed(capsys, *words, "--help").splitlines()
+    begins = [place for place, line in enumerate(lines) if line.startswith(" jaxacct ")]
+    assert begins or words == ["tradeoff"]
+    for place in begins:
+        line = lines[place].strip()
+        while line.endswith("\\"):
+            place += 1
+            line = line[:-1] + lines[place].strip()
+        program, *given = shlex.split(line)
+        assert program == "jaxacct" and given[: len(words)] == words and callable(read(given))
+
+
+def test_train_says_what_is_missing(monkeypatch, capsys):
+    monkeypatch.setitem(cli.HOMES, "train", "jaxacct.no_such_module:train")
+    assert "pip install 'jaxacct[train]'" in refusal(capsys, "train", "--plan", "plan.json")
+
+
+@pytest.mark.skipif(os.name != "posix", reason="terminals of POSIX")
+@pytest.mark.parametrize("asked", [False, True])
+def test_no_colour_where_none_is_wanted(asked):
+    """On a terminal; with the variable no escape code is printed at all."""
+    pty = pytest.importorskip("pty")
+    environment = {n: value for n, value in os.environ.items() if n != "NO_COLOR"} | {"TERM": "xterm"}
+    environment |= {"NO_COLOR": "1"} if asked else {}
+    main, terminal = pty.openpty()
+    command = [sys.executable, "-m", "jaxacct", "--help"]
+    process = subprocess.Popen(command, stdout=terminal, stderr=terminal, env=environment)
+    os.close(terminal)
+    text = b""
+    try:
+        while part := os.read(main, 4096):
+            text += part
+    except OSError:  # the end of a terminal on Linux
+        pass
+    os.close(main)
+    assert process.wait() == 0 and b"calibrate" in text
+    assert (b"\x1b[" in text) != asked
+
+
+def fixed_order(**numbers) -> ja.FixedOrder:
+    given = dict(iterations=300, separation=20, dataset_size=10_000, batch_size=100, min_separation=20)
+    return ja.FixedOrder.from_numbers(Numbers(**given | numbers))
+
+
+def test_events_of_the_command_line_are_those_of_the_function(capsys):
+    found = values_of(
+        capsys, "spent", "--event", "2,1,3", "--event", '{"kind": "ZCDpEvent", "rho": 0.02}', "--epsilon", "2"
+    )
+    assert found["delta"] == ja.delta([(2.0, 1.0, 3), dp.dp_event.ZCDpEvent(0.02)], epsilon=2.0)
+    assert (
+        values_of(capsys, "spent", "--event", '{"kind": "NonPrivateDpEvent"}', "--delta", "0.1")["epsilon"]
+        is None
+    )
+
+
+def test_an_estimate_of_a_run_together_with_events(capsys, monkeypatch):
+    """Epsilon and delta are those of the run and all events."""
+    run = "--scheme poisson --bands 1 --sampling-probability 0.1 --iterations 5 --noise-multiplier 2"
+    given, seen = ["estimate", *run.split()], []
+
+    def spy(mechanism, at, *, compose_with, **_):
+        seen.append(compose_with)
+        raise ValueError("seen")
+
+    for name in ("estimate_epsilon", "estimate_delta"):
+        monkeypatch.setattr(f"jaxacct.cli.commands.estimate.{name}", spy)
+    event = ["--event", "4,1,1", "--event", '{"kind": "ZCDpEvent", "rho": 0.02}']
+    for target in ("--delta 1e-5", "--epsilon 1"):
+        assert exit_code(*given, *target.split(), *event) == 2
+        assert exit_code(*given, *target.split()) == 2
+    assert seen == [history.joined([(4.0, 1.0, 1), dp.dp_event.ZCDpEvent(0.02)]), None] * 2
+
+
+def test_a_plan_of_a_fixed_order_says_its_limits_and_what_is_spent(capsys, tmp_path):
+    """A device with a timer alone may join five times where the batches imply three: more noise."""
+    assert fixed_order().participations == 3 and fixed_order().steps_per_epoch == 100
+    scheme = fixed_order(max_participations=5)
+    assert (scheme.participations, scheme.steps_per_epoch) == (5, None)
+    plan = ja.calibrate(scheme, ja.BandedToeplitz.square_root(20), epsilon=8, delta=1e-6, dataset_size=10_000)
+    rows = dict(facts(plan))
+    assert rows["participations"] == "at most 5, at least 20 steps apart"
+    rho = float(rows["zCDP"].removeprefix("rho = "))
+    assert rho == pytest.approx(2.5 / plan.noise_multiplier**2, rel=1e-9)
+    assert rho >= 2.5 / plan.noise_multiplier**2
+    plan.save(tmp_path / "plan.json")
+    found = values_of(capsys, "spent", tmp_path / "plan.json", "--step", "40")
+    expected = ja.epsilon([(plan.noise_multiplier / math.sqrt(2), 1.0, 1)], delta=1e-6)
+    assert found["epsilon"] == pytest.approx(expected, rel=1e-3) and found["by"] == "accountant unamplified"
+    line = refusal(capsys, "spent", tmp_path / "plan.json", "--step", "301")
+    assert "steps must be at most the run's 300, got 301" in line
+
+
+def test_fewer_participations_than_the_batches_have_room_for_are_refused():
+    refused("batch_size must be smaller", fixed_order, max_participations=2)
+    numbers = Numbers(10, 1, sampling_probability=0.1, max_participations=3)
+    refused("max_participations does not apply to poisson", ja.Poisson.from_numbers, numbers)
+
+
+@pytest.mark.parametrize("event", ["2,1,1", "1.5,1,1", "3,1,1"])
+def test_printed_numbers_are_not_below_the_bound(event, capsys):
+    """The attack: six digits to the nearest are below every other bound."""
+    exact = values_of(capsys, "spent", "--event", event, "--delta", "1e-5")["epsilon"]
+    assert cli.run(["spent", "--event", event, "--delta", "1e-5"]) == 0
+    shown = float(capsys.readouterr().out.split("epsilon ")[1].split()[0])
+    assert exact <= shown <= exact * (1 + 1e-5)
+
+
+def test_reserves_of_a_plan_are_not_spent_twice(capsys, tmp_path, monkeypatch):
+    """Truncated batches: 1.8757 by all of delta, where the divergence of one step is at least 2.028e-3."""
+    run_of = dict(epsilon=2.0, delta=2e-3, dataset_size=100, options=ja.CalibrationOptions(accountant="pld"))
+    truncated = ja.calibrate(ja.Poisson(1, 0.1), ja.BandedToeplitz.identity(), **run_of, max_batch_size=20)
+    truncated.save(tmp_path / "plan.json")
+    found = values_of(capsys, "spent", tmp_path / "plan.json", "--step", "1")
+    assert (found["epsilon"], found["by"]) == (truncated.epsilon, "the plan's own epsilon")
+    stopped = ja.calibrate(ja.Poisson(1, 0.1), ja.BandedToeplitz.identity(), **run_of)
+    stopped.save(tmp_path / "plan.json")
+    deltas = []
+
+    def spy(*args, delta, **options):
+        deltas.append(delta)
+        return epsilon_of_first_steps(*args, delta=delta, **options)
+
+    monkeypatch.setattr("jaxacct.accountants.history.epsilon_of_first_steps", spy)
+    assert 1.99 < values_of(capsys, "spent", tmp_path / "plan.json", "--step", "1")["epsilon"] <= 2.0
+    assert deltas == [stopped.delta - stopped.claim.reserved] and stopped.claim.reserved > 0

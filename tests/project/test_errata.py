@@ -5,6 +5,7 @@ import math
 import re
 from pathlib import Path
 
+import dp_accounting as dp
 import numpy as np
 import pytest
 from jax_privacy import batch_selection
@@ -84,8 +85,6 @@ def test_jax_privacy_last_columns_of_truncated_batches(bands):
 
 def test_dp_accounting_composes_below_the_truth():
     """1e5 Gaussians are one: by the composed transform delta is too small, or negative."""
-    import dp_accounting as dp
-
     sampled = dp.PoissonSampledDpEvent(1.0, dp.GaussianDpEvent(200.0))
     many = dp.pld.PLDAccountant().compose(sampled, 100_000)
     epsilons = np.linspace(11.8577, 13.0, 25)

@@ -75,10 +75,10 @@ def no_steps(run, state, ready, *_):
     return state
 
 
-@pytest.mark.parametrize(
-    "path",
-    [pytest.param(p, id=p.stem, marks=pytest.mark.slow if p.stem in LONG else ()) for p in NOTEBOOKS],
-)
+MARKED = [pytest.param(p, id=p.stem, marks=pytest.mark.slow if p.stem in LONG else ()) for p in NOTEBOOKS]
+
+
+@pytest.mark.parametrize("path", MARKED)
 def test_every_cell_runs_with_small_numbers(path, monkeypatch, tmp_path, calibrated):
     """In this process, where `train` stands for `jaxacct.train`; nothing is shown, nothing trained."""
     monkeypatch.setattr(jaxacct, "calibrate", calibrated)

@@ -117,7 +117,7 @@ def shared(tmp_path_factory) -> Path:
     return tmp_path_factory.mktemp("shared")
 
 
-def run_page(page: Path, folder: Path, shorten) -> None:
+def run_page(page: Path, shorten) -> None:
     for language, block in blocks(page):
         if language == "python":
             exec(compile(block.replace("jaxacct.train", "train"), page.name, "exec"), {"__name__": "page"})
@@ -151,7 +151,7 @@ def test_commands_of_a_page_run(page, tmp_path, monkeypatch, shared):
     monkeypatch.setattr(loop.Run, "_taken", no_steps)
     monkeypatch.chdir(tmp_path)
     prepare(tmp_path, page, 3000, shared)
-    run_page(page, tmp_path, lambda line: REPLACED.sub(lambda found: SMALLER[found[0]], line))
+    run_page(page, lambda line: REPLACED.sub(lambda found: SMALLER[found[0]], line))
 
 
 @pytest.mark.slow
@@ -161,7 +161,7 @@ def test_commands_of_a_page_run_as_printed(page, tmp_path, monkeypatch, shared):
         pytest.importorskip("torch")
     monkeypatch.chdir(tmp_path)
     prepare(tmp_path, page, 60000, shared)
-    run_page(page, tmp_path, lambda line: line)
+    run_page(page, lambda line: line)
 
 
 # The page on models of other libraries: each block trains, where its library is installed.
@@ -194,5 +194,5 @@ DEVICES = FOLDER / "many-devices.md"
 def test_the_page_of_many_devices_runs_on_eight(tmp_path, shared):
     """With the default clipping, which is ghost clipping there."""
     prepare(tmp_path, DEVICES, 3000, shared)
-    said = in_process("run_page(t.DEVICES, t.Path.cwd(), str)", "project.test_questions", tmp_path)
+    said = in_process("run_page(t.DEVICES, str)", "project.test_questions", tmp_path)
     assert "clipping: ghost" in said

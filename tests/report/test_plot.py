@@ -5,22 +5,14 @@ import functools
 import html
 import math
 
-import numpy as np
 import pytest
 
-from jaxacct import BandedToeplitz, Mechanism, Poisson, recommend
-from jaxacct.accountants.tradeoff import Gaussian
+from jaxacct import recommend
 from jaxacct.core.text import verdict_lines
-from jaxacct.estimates.profile import Profile
 from jaxacct.report import plots as plot
 from jaxacct.statistics.hockey_stick import LOSS_BIN_WIDTH, loss_bounds
 from tests.refusals import refused
 from tests.stored_plans import KINDS, whole
-
-MECHANISM = Mechanism(Poisson(12, 0.25), BandedToeplitz((1.0,)), 2.0)
-# The Gaussian mechanism of mu = 1, whose curve is known.
-EPSILONS = np.linspace(0, 6, 400)
-PROFILE = Profile(EPSILONS, *[np.array([Gaussian(1.0).delta(e) for e in EPSILONS])] * 3, {}, 0.99, 1, {})
 
 
 @functools.cache

@@ -16,8 +16,6 @@ from jaxacct.accountants.tradeoff.curves.gaussian import gdp_delta
 from jaxacct.accountants.tradeoff.curves.parametric import EpsilonDelta
 from jaxacct.accountants.tradeoff.plan import GeneralPlan
 from jaxacct.core import truncation
-from jaxacct.core.claim import Claim, ClaimedTarget
-from jaxacct.core.evidence import Bound
 from jaxacct.core.text import budget_items, rounded_up
 from jaxacct.estimates.profile import Profile, privacy_profile
 from jaxacct.report import facts, risk
@@ -29,6 +27,7 @@ from jaxacct.statistics.composed import TabulatedProfile
 from tests.commands import exit_code
 from tests.refusals import refused
 from tests.stored_plans import KINDS, analytic, forged, whole
+from tests.train.runs import plan_of
 
 VOID = {"meta", "br", "path", "use", "line"}
 
@@ -87,7 +86,7 @@ def test_every_kind_of_plan_has_a_page():
 
 def test_a_plan_that_is_not_certified_says_so_first_and_promises_nothing():
     mechanism = Mechanism(BMinSep(24, 3, 0.05), BandedToeplitz.square_root(3), 0.3)
-    plan = Plan(Claim(mechanism, ClaimedTarget.at(1.0, 1e-3), None, None), Bound("unamplified"))
+    plan = plan_of(mechanism, None, 1.0, 1e-3)
     assert not plan.certified
     text = report(plan)
     assert text.index("NOT CERTIFIED") < text.index("The run")
@@ -148,10 +147,12 @@ def test_bad_numbers_are_refused():
         refused("false_positive_rate must be in", risk.true_positive_rate, 1.0, 0.1, rate)
 
 
+ONE_STEP = Mechanism(Poisson(1, 1.0), BandedToeplitz((1.0,)), 2.0)
+
+
 def a_gaussian_step() -> Plan:
     """A plan whose profile is known, so that measuring it draws nothing."""
-    mechanism = Mechanism(Poisson(1, 1.0), BandedToeplitz((1.0,)), 2.0)
-    return Plan(Claim(mechanism, ClaimedTarget.at(1.0, 0.13), None, None), Bound("unamplified"))
+    return plan_of(ONE_STEP, None, 1.0, 0.13)
 
 
 def test_the_command(tmp_path, capsys):
@@ -188,7 +189,6 @@ def test_bands_of_fresh_draws_are_on_the_page_and_hold_the_truth(key, monkeypatc
 
 def test_bands_of_a_composed_plan_hold_the_truth(key, monkeypatch):
     """Two Gaussians together are one: of mu 1/2 and 1/3, with the first one drawn."""
-    mechanism = Mechanism(Poisson(1, 1.0), BandedToeplitz((1.0,)), 2.0)
     asked = []
 
     def other(event):
@@ -200,9 +200,9 @@ def test_bands_of_a_composed_plan_hold_the_truth(key, monkeypatch):
     monkeypatch.setattr("jaxacct.estimates.estimate.event_profile", other)
     grid, together = np.array([0.0, 0.5, 1.0]), math.hypot(1 / 2, 1 / 3)
     options: dict[str, Any] = dict(num_samples=4000, compose_with="another", key=key)
-    bands = privacy_profile(mechanism, grid, **options)
+    bands = privacy_profile(ONE_STEP, grid, **options)
     exact = [gdp_delta(float(e), together) for e in grid]
-    plain = estimate_delta(mechanism, 0.5, proposal="plain", **options)
+    plain = estimate_delta(ONE_STEP, 0.5, proposal="plain", **options)
     assert plain.high >= exact[1] and plain.value == pytest.approx(exact[1], abs=0.02)
     assert asked == ["another"] * 2 and bands.proposals["remove"].startswith("replicas")
     for side in bands.directions.values():

@@ -4,6 +4,7 @@ import dataclasses
 import functools
 import json
 import math
+from collections import Counter
 from fractions import Fraction
 
 import jax
@@ -13,12 +14,13 @@ import optax
 import pytest
 from scipy import stats
 
+from jaxacct.accountants.tradeoff import participation_pmf
 from jaxacct.accountants.tradeoff.plan import GeneralPlan
 from tests.refusals import refused
 from tests.train.runs import KEYS, fit
 from tests.train.runs import plan as correlated
 from train.batches.sampler import Replayed, make_generator
-from train.clipping.grid import Grid
+from train.clipping.grid import Grid, GridSum
 from train.clipping.per_example import clipped_gradient_sum
 from train.procedures import batch_clipping
 from train.procedures.batch_clipping import aggregate, epoch_batches, mean_gradient_term, optimizer_term
@@ -77,10 +79,6 @@ def test_samplers():
 @pytest.mark.parametrize("sampling", ["shuffling", "subsampling"])
 def test_samplers_follow_the_distribution_of_the_accountant(sampling):
     """Squared counts of two records over 4000 epochs, chi-square at false alarm 1e-6."""
-    from collections import Counter
-
-    from jaxacct.accountants.tradeoff import participation_pmf
-
     generator, counts = make_generator((5, 6, 7, 8)), Counter()
     for _ in range(4000):
         rounds = epoch_batches(generator, 8, 2, 2, sampling)
@@ -160,8 +158,6 @@ def test_noise_of_a_round():
     private = batch_clipping.private_rounds(many, clip_norm=clip, key=KEYS[1])
     params = np.zeros(size, np.float32)
     state, release = private.init(params), jax.jit(private.update)
-    from train.clipping.grid import GridSum
-
     nothing = GridSum.of(params, private.grid)
     update, state = release(nothing, state)
     expected = 2 * clip * many.sigma / 3

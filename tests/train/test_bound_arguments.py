@@ -15,8 +15,8 @@ import optax
 import pytest
 from flax import nnx
 
-from jaxacct.accountants.tradeoff.plan import GeneralPlan
 from tests.refusals import refused
+from tests.train import test_batch_clipping
 from tests.train.runs import KEYS, PARAMS, ROWS, crashed, data, flat, loss, plan, run
 from train import training
 from train.clipping import grid
@@ -158,8 +158,7 @@ def test_harmless_arguments_change_nothing(steps, finished, tmp_path):
 
 
 def test_the_inner_optimizer_is_bound(tmp_path):
-    fields = dict(dataset_size=ROWS, num_microbatches=1, microbatch_size=30, num_epochs=1)
-    rounds = GeneralPlan(sigma=2.0, epsilon=50.0, delta=1e-5, sampling="shuffling", group_size=1, **fields)
+    rounds = test_batch_clipping.plan(dataset_size=ROWS, microbatch_size=30, num_epochs=1)
     run(plan=rounds, out=tmp_path, inner=optax.sgd(0.1))
     for inner in (None, optax.sgd(0.2)):
         refused("another loss", run, plan=rounds, out=tmp_path, inner=inner)

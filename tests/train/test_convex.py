@@ -12,14 +12,9 @@ import pytest
 from jaxacct.accountants.tradeoff.plan import LastIteratePlan
 from tests.refusals import refused
 from tests.train.runs import KEYS, fit
-from train.procedures.convex import (
-    LogisticRegression,
-    noisy_cgd,
-    noisy_gd,
-    noisy_sgd,
-    project_box,
-    project_l2_ball,
-)
+from train.noise import normals
+from train.procedures import convex
+from train.procedures.convex import LogisticRegression, noisy_cgd, noisy_gd, noisy_sgd
 
 pytestmark = pytest.mark.usefixtures("shared_programs")
 
@@ -89,8 +84,6 @@ DATA = np.random.default_rng(3).normal(size=(8, 2)), np.array([0, 1] * 4)
 @pytest.mark.parametrize("method", ["gd", "cgd"])
 def test_iterates_are_the_algorithm_in_numpy(method, x64):
     """The same noise, the same batches, plain NumPy; rounded at the end."""
-    from train.noise import normals
-
     run, loss = plan(method, diameter=1.0), LOSSES[0]
     found = last(run, loss, DATA, keys=KEYS)
     x, y, w = loss.prepare(DATA[0]), DATA[1], np.zeros(3)
@@ -194,7 +187,7 @@ def test_an_interrupted_run_shows_its_last_iterate_alone_and_with_the_same_bits(
 
 def test_the_functions_of_the_paper():
     """By noise or by epsilon; a loss, a set or a start that no plan can name is refused."""
-    given = dict(stepsize=0.2, delta=1e-5, projection=project_l2_ball(0.5))
+    given = dict(stepsize=0.2, delta=1e-5, projection=convex.project_l2_ball(0.5))
     by_noise = noisy_gd(LOSSES[0], DATA, KEYS, steps=12, noise_std=20.0, **given)
     sizes = dict(num_examples=8, steps=12, batch_size=8, stepsize=0.2, diameter=1.0)
     covered = LastIteratePlan.at_noise(20.0, 1e-5, method="gd", loss=LOSSES[0], **sizes)
@@ -209,8 +202,8 @@ def test_the_functions_of_the_paper():
     for change, word in (
         ({"epsilon": 1.0}, "not both"),
         ({"init": np.zeros(3)}, "init"),
-        ({"projection": project_box(-1.0, 1.0, 3)}, "projection"),
-        ({"projection": project_l2_ball(0.5, 1.0)}, "projection"),
+        ({"projection": convex.project_box(-1.0, 1.0, 3)}, "projection"),
+        ({"projection": convex.project_l2_ball(0.5, 1.0)}, "projection"),
         ({"stepsize": 5.0}, "stepsize"),
     ):
         refused(word, noisy_sgd, LOSSES[0], DATA, KEYS, **few | given | change)

@@ -13,6 +13,7 @@ from flax import nnx
 from tests.refusals import refused
 from tests.train import test_batch_clipping
 from tests.train.runs import KEYS, ROWS, crashed, data, fit, flat, plan, run, squared
+from tests.train.test_dice import PLAN
 from train import load_model
 from train.clipping.ghost import ghost_gradient_sum
 from train.clipping.grid import Grid
@@ -232,8 +233,6 @@ def test_bad_arguments_are_refused_in_one_line():
 
 def test_other_plans_freeze_and_draw_keys_as_well():
     """Of a general plan one round by hand, of DiceSGD the program; both would ignore a key at their peril."""
-    from tests.train.test_dice_plan import PLAN
-
     rows = np.eye(3, dtype=np.float32).repeat(4, axis=0)
     frozen = jnp.array([1.0, 2.0, 3.0])
 

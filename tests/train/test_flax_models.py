@@ -12,11 +12,11 @@ import pytest
 
 from tests.train.flax_models import MODELS, ROWS
 from tests.train.runs import KEYS, fit, plan
-from train.clipping.ghost import choose, ghost_gradient_sum, suits
+from train.clipping.ghost import choose, suits
 from train.clipping.grid import Grid
-from train.clipping.per_example import clipped_gradient_sum
 from train.clipping.rows_apart import OneAtATimeError
 from train.models.loss import as_loss
+from train.procedures.step import CLIPPINGS
 
 pytestmark = pytest.mark.usefixtures("default_promotion")
 
@@ -26,9 +26,7 @@ MAX_OFF_OF = {"linen_lm_bfloat16": 2e-2}
 # Other masks are drawn in float64, or the recurrent state is float32.
 FLOAT32 = "linen_vae linen_bidirectional_lstm linen_gru nnx_vit_dropout nnx_vit_remat linen_dropout".split()
 ONE_AT_A_TIME = ("linen_mixture_of_experts",)
-FAST = "linen_custom_rule"
 GRID = Grid(1.0, 20)
-BOTH = {"per_example": clipped_gradient_sum, "ghost": ghost_gradient_sum}
 
 
 def gradients_of_loop(loss, params, rows, dtype=jnp.float64):
@@ -62,7 +60,7 @@ def check(name: str) -> None:
     grid = Grid(float(np.median(norms)), 22)
     weights = np.minimum(1.0, grid.clip_norm / norms)
     wanted = [np.tensordot(weights, leaf, 1) for leaf in exact]
-    for kind, sum_of in BOTH.items():
+    for kind, sum_of in CLIPPINGS.items():
         run = jax.jit(lambda f, p, r, sum_of=sum_of: sum_of(f, p, r, np.ones(FEW, bool), grid=grid))
         if kind == "ghost" and name in ONE_AT_A_TIME:
             with pytest.raises(OneAtATimeError):
@@ -86,7 +84,7 @@ def trained(name: str, clipping: str):
 
 def check_fit(name: str) -> None:
     """Two steps under a plan: the same batches and noise, so parameters differ by rounding alone."""
-    kinds = ["per_example"] if name in ONE_AT_A_TIME else list(BOTH)
+    kinds = ["per_example"] if name in ONE_AT_A_TIME else list(CLIPPINGS)
     example = MODELS[name]()
     loss, params = example.functional()
     assert choose(loss, params, example.rows, grid=GRID).clipping == kinds[-1]
@@ -113,7 +111,7 @@ def test_gradients_of_bfloat16_are_rounded_by_the_loop():
     exact = np.einsum("bti,bto->bio", x.astype(np.float64), cotangent.astype(np.float64))
     norms = np.sqrt((exact**2).sum((1, 2)))
     off = {}
-    for kind, sum_of in BOTH.items():
+    for kind, sum_of in CLIPPINGS.items():
         run = jax.jit(lambda p, r, sum_of=sum_of: sum_of(in_bfloat16, p, r, np.ones(FEW, bool), grid=GRID))
         off[kind] = np.max(np.abs(run(params, rows).norms / norms - 1))
     loop = norms_of(gradients_of_loop(in_bfloat16, params, rows, jnp.float32))
@@ -135,4 +133,4 @@ def test_every_model_trains(name):
 
 def test_one_model():
     """The fast sibling of all of them; a model that trains by both kinds is in `test_automatic.py`."""
-    check(FAST)
+    check("linen_custom_rule")

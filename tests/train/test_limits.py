@@ -15,7 +15,7 @@ from jaxacct.individual.accountants import NORM_SLACK
 from jaxacct.schemes import SCHEMES
 from tests.refusals import refused
 from tests.stored_plans import with_derived
-from tests.train import test_dice_plan, test_individual
+from tests.train import test_dice, test_individual
 from tests.train.noise.test_keys import steps
 from tests.train.runs import KEYS, PARAMS, ROWS, Crash, crash_at, data, flat, loss, plan, plan_of, run
 from train.individual import IndividualAccounting
@@ -65,12 +65,9 @@ def test_padding_costs_as_much_as_examples_where_batches_are_cut(monkeypatch):
     assert CUT == ["truncated-b-min-sep"]
     asked = []
 
-    class Asked(Exception):
-        pass
-
     def stop(*_, skip_padding, **others):
         asked.append(skip_padding)
-        raise Asked
+        raise Crash
 
     monkeypatch.setattr(bandmf, "make_step", stop)
     monkeypatch.setattr(Plan, "certified", True)
@@ -86,7 +83,7 @@ def test_padding_costs_as_much_as_examples_where_batches_are_cut(monkeypatch):
         (with_derived(by_scheme, max_batch_size=12), {}, False, cut),
         (by_delta, {}, False, cut),
     ):
-        with pytest.raises(Asked):
+        with pytest.raises(Crash):
             run(plan=covered, **options)
         assert asked.pop() == skips
         if message:
@@ -126,7 +123,7 @@ def test_dice_counts_nothing_of_an_example_whose_loss_is_not_finite():
 
     rows = jax.tree.map(lambda leaf: leaf[:4], data())
     rows |= {"more": np.float32([0, np.inf, np.nan, 0])}
-    step = dice_step(test_dice_plan.PLAN, lost, optax.sgd(0.1), key=KEYS[1])
+    step = dice_step(test_dice.PLAN, lost, optax.sgd(0.1), key=KEYS[1])
     ends = []
     for mask in ([True] * 4, [True, False, False, True]):
         state, _ = step(step.init(jax.tree.map(jnp.array, PARAMS)), rows, np.array(mask))
@@ -144,12 +141,12 @@ def test_the_error_that_is_fed_back_is_no_longer_than_its_norm_in_whole_units(au
     rule = DiceRule(1.0, c2, 0.0, 1, automatic)
     assert rule.grid.unit == 2.0**-20
     unit = Fraction(rule.grid.unit)
-    sums, release = jax.jit(rule.sums), jax.jit(rule.release, static_argnums=3)
+    sums, release = jax.jit(rule.sums), jax.jit(lambda *given: rule.release(*given, rows=1))
     (clipped, raw), _ = sums(np.zeros((1, size), np.float32), np.ones(1, bool))
     for scale in (1.0, 1e-4, 1e6):
         error = jnp.asarray(scale * np.random.default_rng(0).uniform(0.9, 1, size), jnp.float32)
-        state = test_dice_plan.DiceState(jnp.int32(0), error, jnp.asarray(KEYS[1]))
-        released, _ = release(state, clipped, raw, 1)
+        state = test_dice.DiceState(jnp.int32(0), error, jnp.asarray(KEYS[1]))
+        released, _ = release(state, clipped, raw)
         units = [round(Fraction(float(value)) / unit) for value in released]
         assert sum(value**2 for value in units) * unit**2 <= Fraction(c2) ** 2
         assert scale < 1 or any(units)  # what is too long is not fed back at all

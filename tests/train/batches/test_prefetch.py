@@ -6,6 +6,7 @@ import signal
 import threading
 import time
 
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
@@ -96,8 +97,6 @@ def test_who_leaves_in_between_leaves_no_thread():
 
 
 def test_the_precision_of_the_caller_is_that_of_the_thread(x64):
-    import jax.numpy as jnp
-
     with ahead((jnp.zeros(1).dtype for _ in range(1)), 1) as found:
         assert next(found) == jnp.float64
 

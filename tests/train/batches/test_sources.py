@@ -3,6 +3,7 @@
 A run goes on with the constants that its loss began with, however JAX keeps them: digests of traces.
 """
 
+import hashlib
 import time
 import tracemalloc
 
@@ -57,11 +58,12 @@ def in_files(folder, arrays):
     return {name: np.load(folder / f"{name}.npy", mmap_mode="r") for name in arrays}
 
 
+of_grain = grain.MapDataset.source
 SOURCES = {
     "listed": lambda folder: Listed(data()),
     "several": lambda folder: Several(data()),
-    "grain": lambda folder: grain.MapDataset.source(Listed(data())),
-    "grain-mapped": lambda folder: grain.MapDataset.source(Listed(data())).map(lambda row: dict(row)),
+    "grain": lambda folder: of_grain(Listed(data())),
+    "grain-mapped": lambda folder: of_grain(Listed(data())).map(lambda row: dict(row)),
     "memory-mapped": lambda folder: MemoryMapped(in_files(folder, data())),
     "hugging-face": lambda folder: Formatted(data()),
 }
@@ -98,8 +100,6 @@ def changed(row: int):
 
 def test_fingerprints_of_content_see_every_row():
     """Those of mapped files are those of the arrays in memory, and as of one piece."""
-    import hashlib
-
     arrays = data()
     parts = [f"{name} {a.dtype} {a.shape}\n".encode() + a.tobytes() for name, a in sorted(arrays.items())]
     assert ArrayRows(arrays).fingerprint() == hashlib.blake2b(b"".join(parts), digest_size=16).hexdigest()
@@ -279,7 +279,7 @@ def test_a_row_is_compared_with_itself_in_earlier_batches(how, monkeypatch):
     assert taken("honest", 40, monkeypatch) is None
 
 
-def test_the_checks_cost_little_later(monkeypatch):
+def test_the_checks_cost_little_later():
     """Readings beside the batch: at first each of its rows twice, later one row; and a probe."""
     cheat = Cheat("honest")
     rows = as_rows(cheat)
@@ -299,18 +299,13 @@ def test_what_is_read_again_is_drawn_anew_in_every_process():
     assert len(set(places)) == 3
 
 
+OTHER_DTYPES = "same row|names, shapes and dtypes, got others"
 REFUSED = {
     "text": (Listed(data() | {"y": np.array(["a"] * ROWS)}), "data must be numbers, got <U1 in y"),
-    "none": (grain.MapDataset.source(Listed(data())).filter(lambda row: False), "got None: filter before"),
-    "ragged": (
-        grain.MapDataset.source([np.zeros(1 + i % 2) for i in range(ROWS)]),
-        "rows of the same names and shapes, got others",
-    ),
-    "dtypes": (
-        grain.MapDataset.source([np.zeros(1, "if"[i % 2 == 0]) for i in range(ROWS)]),
-        "same row|names, shapes and dtypes, got others",
-    ),
-    "empty": (grain.MapDataset.source([]), "at least one row, got 0"),
+    "none": (of_grain(Listed(data())).filter(lambda row: False), "got None: filter before"),
+    "ragged": (of_grain([np.zeros(1 + i % 2) for i in range(ROWS)]), "same names and shapes, got others"),
+    "dtypes": (of_grain([np.zeros(1, "if"[i % 2 == 0]) for i in range(ROWS)]), OTHER_DTYPES),
+    "empty": (of_grain([]), "at least one row, got 0"),
 }
 
 

@@ -98,7 +98,7 @@ def test_the_joint_norm_is_that_of_all_parameters():
                 assert square > 0.99 * 4**GRID.bits
 
 
-def test_a_certificate_does_not_depend_on_what_is_chosen(tmp_path, monkeypatch, capsys):
+def test_a_certificate_does_not_depend_on_what_is_chosen(tmp_path, capsys):
     """The same statement, digest of the plan, batches and noise; the choice is printed once."""
     ours = run(out=tmp_path / "auto")
     assert capsys.readouterr().err.count("clipping: ghost (") == 1

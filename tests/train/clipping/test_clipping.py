@@ -205,7 +205,7 @@ def test_the_guard_refuses_what_scaling_got_wrong(monkeypatch):
         assert exact_norm(counts) == 0
 
 
-def test_a_loss_that_is_not_finite_counts_as_zero_whatever_its_gradient(key):
+def test_a_loss_that_is_not_finite_counts_as_zero_whatever_its_gradient():
     """Mutant 18: a NaN loss with a finite gradient."""
 
     @jax.custom_jvp
@@ -259,7 +259,7 @@ def test_arrays_that_are_joined_have_the_sums_of_separate_ones():
         assert len(arrays) == 4 - max(0, 2 - len(apart))
 
 
-def test_memory_follows_the_microbatch(key):
+def test_memory_follows_the_microbatch():
     """Temporary memory of the compiled sum: 64 examples at a time against 4."""
     given = {"w": jnp.zeros((256, 256))}, {"x": jnp.zeros((64, 256))}, jnp.ones(64, bool)
 

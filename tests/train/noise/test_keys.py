@@ -13,9 +13,8 @@ import numpy as np
 import optax
 import pytest
 
-from jaxacct.accountants.tradeoff.plan import GeneralPlan
 from tests.refusals import refused
-from tests.train import test_dice_plan
+from tests.train import test_batch_clipping, test_dice
 from tests.train.runs import KEYS, PARAMS, ROWS, crashed, loss, plan, run
 from train import load_model, save_model
 from train.batches.sampler import Sampler
@@ -30,8 +29,6 @@ from train.procedures.step import make_step
 pytestmark = pytest.mark.usefixtures("shared_programs")
 
 MECHANISM = plan(dataset_size=ROWS).mechanism
-ROUNDS = dict(dataset_size=12, num_microbatches=1, microbatch_size=4, num_epochs=2, group_size=1)
-ROUNDS = GeneralPlan(sigma=2.0, epsilon=50.0, delta=1e-5, sampling="shuffling", **ROUNDS)
 
 
 def steps(key=None) -> dict:
@@ -41,8 +38,8 @@ def steps(key=None) -> dict:
     return {
         "private": private,
         "step": make_step(loss, private, optax.sgd(0.1)),
-        "round": make_round(ROUNDS, loss, optax.sgd(0.1), clip_norm=1.0, key=key),
-        "dice step": dice_step(test_dice_plan.PLAN, loss, optax.sgd(0.1), key=key),
+        "round": make_round(test_batch_clipping.plan(), loss, optax.sgd(0.1), clip_norm=1.0, key=key),
+        "dice step": dice_step(test_dice.PLAN, loss, optax.sgd(0.1), key=key),
         "dice": dice_sgd(0.1, **fed_back, key=key),
     }
 
@@ -183,10 +180,7 @@ def test_a_published_model_is_a_function_of_its_parameters(model, tmp_path):
 
 
 def test_others_see_nothing_of_the_private_log(finished):
-    """Neither its size nor its times: it is in a folder they may not enter; what is published is open.
-
-    It has no times, either.
-    """
+    """Neither its size nor its times, in a folder they may not enter; the rest is open and has no times."""
     assert not list(finished.glob("*private_metrics*"))
     assert stat.S_IMODE((finished / "private").stat().st_mode) == 0o700
     assert len((finished / "private/metrics.jsonl").read_text().splitlines()) == 12
