@@ -365,6 +365,7 @@ MUTANTS = [
     Mutant("train/optimizers.py", "updates.is_finite", "jnp.asarray(True)", NOISE),
     Mutant("train/noise/normals.py", "_negated(sine, quadrant), ", "sine, ", f"{NOISE} {RELEASED}"),
     Mutant("train/noise/recursion.py", "ages = 1 + (place - 1 - ", "ages = 1 + (place - ", NOISE),
+    Mutant("train/noise/normals.py", "nonce = np.array([0, step, 0, 0]", "nonce = np.array([0, 0, 0, 0]", NOISE),
     Mutant("train/clipping/joined.py", "jnp.where(condition, function(*each), otherwise)", "function(*each)", NOISE),
     Mutant("train/clipping/joined.py", "jnp.full_like(values[0], otherwise)", "jnp.zeros_like(values[0])", NOISE),
     Mutant("train/clipping/joined.py", "begins or self.begins, {}", "self.begins[::-1], {}", NOISE),
@@ -630,7 +631,7 @@ MUTANTS += [
     Mutant("train/procedures/step.py", before, after, "tests/train/noise/test_redrawn.py")
     for before, after in (
         ("or drawn.noise is not noise", "or drawn.noise is None"),
-        ("return step + 1, standard_normals", "return step, standard_normals"),
+        ("drawn.key, drawn.step + 1,", "drawn.key, drawn.step,"),
         ("        return drawn\n\n", "        return self._drawn\n\n"),
         (" and not isinstance(info.loss, jax.core.Tracer)", ""),
     )

@@ -5,7 +5,6 @@ nnx model into that form. Over a mesh each device computes its own rows, and the
 What the loss reads beside the parameters (`train.models.loss`) is an argument of the program as well.
 """
 
-import functools
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -13,6 +12,7 @@ import chex
 import jax
 import jax.core
 import jax.numpy as jnp
+import numpy as np
 import optax
 
 from jaxacct.common import validate as _validate
@@ -22,7 +22,7 @@ from ..clipping.grid import GridSum
 from ..clipping.per_example import clipped_gradient_sum
 from ..clipping.sums import ClippedSum, Clipping
 from ..models.loss import Loss, as_loss
-from ..noise.normals import number_of, standard_normals, with_next_key
+from ..noise.normals import normals_on_host, number_of, with_next_key
 from ..noise.recursion import NoiseState
 from ..optimizers import Privatizer, begun, copied
 from . import by_device as _by_device
@@ -81,31 +81,26 @@ def info_of(found: ClippedSum, mask) -> StepInfo:
     )
 
 
-@functools.partial(jax.jit, static_argnames="size")
-def _draw(key, step, size: int) -> tuple[jax.Array, jax.Array]:
-    """Return the number of the next step, and the normals of this one."""
-    return step + 1, standard_normals(key, step, size)
-
-
 class _Drawn(NamedTuple):
     """Normals for exactly the step whose state has this object; secret.
 
     Attributes:
-      step: () int32: of the next step.
+      step: of the normals.
     """
 
     noise: NoiseState
-    key: jax.Array
-    step: jax.Array
+    key: bytes
+    step: int
     normals: jax.Array
 
     def __repr__(self) -> str:
         """Return that it is secret: messages of errors may show it."""
         return "_Drawn(secret)"
 
-    def next(self, noise: NoiseState) -> "_Drawn":
-        """Return those of the step after, whose state has `noise`."""
-        return _Drawn(noise, self.key, *_draw(self.key, self.step, self.normals.size))
+    @classmethod
+    def of(cls, noise: NoiseState, key: bytes, step: int, size: int) -> "_Drawn":
+        """Return those of a step, whose state has `noise`."""
+        return cls(noise, key, step, normals_on_host(key, step, size))
 
 
 class PrivateStep:
@@ -119,7 +114,7 @@ class PrivateStep:
       optimizer: of the parameters.
       mesh: of the devices that it is for.
       records: `TrainState.private_individual` of a new run.
-      draws_ahead: whether normals may be drawn by a program of their own, and given to `function`.
+      draws_ahead: whether normals may be drawn by `normals_on_host`, and given to `function`.
     """
 
     def __init__(
@@ -188,14 +183,15 @@ class PrivateStep:
         state, info = self._jitted(state, batch, mask, self.loss, specs, drawn.normals)
         # In a program around it even of a known state, nothing is kept.
         if digest is None and not isinstance(info.loss, jax.core.Tracer):
-            self._drawn, self._before = drawn.next(state.noise), info.loss
+            after = _Drawn.of(state.noise, drawn.key, drawn.step + 1, drawn.normals.size)
+            self._drawn, self._before = after, info.loss
         return state, info
 
     def _drawn_for(self, noise) -> "_Drawn | None":
         """Return the normals of the step of `noise`; None where the step's own program is to draw them.
 
-        On a CPU a program of their own draws them, before the step before is done: on another core, if there
-        is one. All steps of as many parameters share it.
+        On a CPU they are drawn before the step before is done: on another core, if there is one. All steps of
+        as many parameters share the program.
         """
         drawn = self._drawn  # read once: another thread may take steps of its own with this object
         if drawn is None or drawn.noise is not noise:
@@ -210,8 +206,8 @@ class PrivateStep:
             size = max(number, _FEWEST_AHEAD)
             if size > _MOST_AHEAD:
                 return None
-            key = noise.key.copy()  # the state's own memory is given to the step
-            self._drawn = drawn = _Drawn(noise, key, *_draw(key, noise.step, size))
+            key = np.asarray(noise.key, "<u4").tobytes()
+            self._drawn = drawn = _Drawn.of(noise, key, int(noise.step), size)
         return drawn
 
     def trace(self, state: TrainState, batch, mask) -> jax.stages.Traced:

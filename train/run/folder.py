@@ -39,7 +39,7 @@ from ..batches.given import Committed, keyed
 from ..batches.sampler import SamplerState, is_key
 from ..clipping.grid import Grid
 from ..models.saving import write_model
-from ..noise.normals import ARRANGEMENT, standard_normals
+from ..noise.normals import ARRANGEMENT, normals_on_host, standard_normals
 from . import hosts
 
 _PRIVATE_LOG, _BATCHES = "private/metrics.jsonl", "private/batches"
@@ -64,8 +64,9 @@ def generator() -> list[float]:
     Drawn from a public key that is used for nothing else.
     """
     of_one = Mechanism(Poisson(1, 1.0), BandedToeplitz.identity(), 1.0)
-    normals = np.asarray(standard_normals(np.arange(8, dtype=np.uint32), 5, 6)).tolist()
-    return [*normals, float(Grid.of(of_one, 1.0).bits), float(ARRANGEMENT)]
+    key = np.arange(8, dtype=np.uint32)
+    drawn = np.concatenate([standard_normals(key, 5, 6), normals_on_host(key.tobytes(), 5, 6)])
+    return [*drawn.tolist(), float(Grid.of(of_one, 1.0).bits), float(ARRANGEMENT)]
 
 
 class CheckpointError(OSError):

@@ -111,6 +111,12 @@ def test_words_are_those_of_another_implementation():
         np.testing.assert_array_equal(words_of(blocks), words[:, :blocks])
 
 
+def test_normals_of_the_host_are_those_of_programs():
+    for step, size in ((0, 1), (3, 4097), (2**31 - 1, 40_001)):
+        found = normals.normals_on_host(KEY.tobytes(), step, size)
+        np.testing.assert_allclose(found, normals.standard_normals(KEY, step, size), rtol=1e-13, atol=1e-15)
+
+
 def test_normals_that_lost_bits_on_their_way_are_refused():
     """As arguments of a program without 64 bits they would be float32, whose multiples of L have holes."""
     state = noise.init(BandedToeplitz.identity(), jnp.zeros(8), KEY)
@@ -170,7 +176,7 @@ def test_which_parameter_gets_which_normal():
         pairs = pairs_of((words[..., 0] + (words[..., 1] << np.uint64(32))).T)
     drawn = normals.standard_normals(KEY, 7, 16)
     np.testing.assert_allclose(np.asarray(drawn).view(np.complex128), pairs, rtol=1e-12)
-    assert (normals.ARRANGEMENT, chacha.ROUNDS) == (5, 20)
+    assert (normals.ARRANGEMENT, chacha.ROUNDS) == (6, 20)
 
 
 def test_fresh_keys_come_from_the_system_whole():

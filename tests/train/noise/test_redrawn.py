@@ -11,10 +11,10 @@ import pytest
 from jaxacct import BandedInverse, BandedToeplitz, BMinSep, Mechanism
 from tests.refusals import refused
 from tests.train.runs import KEYS, PARAMS, ROWS, data, fit, flat, loss, plan
-from train.noise import recursion, redrawn
+from train.noise import normals, recursion, redrawn
 from train.optimizers import privatize
 from train.procedures import step as step_module
-from train.procedures.step import _draw, make_step
+from train.procedures.step import make_step
 from train.run import machine
 
 pytestmark = pytest.mark.usefixtures("shared_programs")
@@ -202,7 +202,7 @@ def test_small_models_share_the_program():
     for step, params in ((step_of(1), PARAMS), (step_of(2), PARAMS), (small, jnp.zeros(20))):
         state, _ = step(step.init(params), *BATCH)
         step(state, *BATCH)
-        programs.append(_draw._cache_size())
+        programs.append(normals._of_words._cache_size())
     assert programs[0] == programs[1] == programs[2] > 0
 
 
