@@ -33,7 +33,7 @@ from train.models.lora import add_lora
 from train.models.loss import nnx_loss
 from train.models.networks import SmallCNN, Transformer, cross_entropy, next_token
 from train.noise import recursion
-from train.noise.normals import standard_normals
+from train.noise.normals import normals_on_host
 from train.optimizers import privatize
 from train.procedures.step import make_step
 
@@ -196,7 +196,7 @@ def steps():
         if size == 64 and bands == 16 and name != "transformer":
             runs["jax-privacy"] = peer(loss, params, batch, bands)
         number = sum(leaf.size for leaf in jax.tree.leaves(params))
-        runs["normals"] = functools.partial(standard_normals, KEY, 0, number)
+        runs["normals"] = functools.partial(normals_on_host, KEY.tobytes(), 0, number)
         found = by_turns(runs, 16 if size > 4 else 1)
         row = [name, size, bands, *(f"{found['plain'][i]:.1f}" for i in (0, 1))]
         for kind in ("private", "jax-privacy"):
