@@ -303,8 +303,8 @@ PARTS = {
         "steps", steps, "Private steps by bands, batch and model, over plain ones", 65,
         ["model", "batch", "bands", "plain, CPU ms", "wall ms", "private", "jax-privacy", "normals"],
         "Private: CPU ms: over plain, CPU (wall). jax-privacy 2.0.0: clipped_grad by 8 examples and its own "
-        "streamed noise of as many bands, float32. Normals: CPU ms of a step's normals alone, a floor of "
-        "what private steps add to plain ones.",
+        "streamed noise of as many bands, float32. Normals: CPU ms of a step's normals alone, most of "
+        "what a private step adds to a plain one of few examples.",
     ),
     "memory": (
         "step_memory", memory, "Memory of a private step beyond its state, in copies of the parameters", 66,
