@@ -108,7 +108,12 @@ def copied(tree) -> Any:
     """Return a pytree with every leaf, a number perhaps, as an array of its own; steps donate their state."""
 
     def copy(leaf):
-        leaf = leaf.copy() if isinstance(leaf, jax.Array) else jnp.array(leaf, jnp.result_type(leaf))
+        if not isinstance(leaf, jax.Array):
+            leaf = jnp.array(leaf, jnp.result_type(leaf))
+        elif isinstance(leaf, jax.core.Tracer) or not leaf.is_fully_addressable:
+            leaf = leaf.copy()
+        else:  # `leaf.copy` compiles a program for every shape
+            leaf = jax.device_put(leaf, may_alias=False)
         return jax.lax.convert_element_type(leaf, leaf.dtype) if getattr(leaf, "weak_type", False) else leaf
 
     return jax.tree.map(copy, tree)

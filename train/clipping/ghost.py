@@ -24,7 +24,7 @@ from . import uses as _uses
 from .grid import DEVICE_UNIT, Grid, all_of
 from .joined import Layout
 from .parts import ROWS_IN_FLOAT32, Sizes, is_written_down, late, part_of, plain, sizes_of
-from .programs import Traced, in_fast_layout, shapes, without_batch_groups
+from .programs import in_fast_layout, without_batch_groups
 from .rows_apart import OneAtATimeError
 from .sums import ClippedSum, Clipping, Microbatches, check_loss, stored_rows
 
@@ -118,7 +118,7 @@ def ghost_gradient_sum(loss: Callable[..., jax.Array], params, batch, mask, **op
     parameters in several places) have each example's gradient written down, and are right all the same.
 
     Arguments are those of `clipped_gradient_sum`; by default the activations of as many examples as a
-    processor is fast on are in memory at a time.
+    processor is fast on are in memory at a time. Without a mesh `loss` may be what `with_choice` checked.
 
     Raises:
       ValueError: bad arguments, a loss that is not a scalar for one example, too coarse a grid.
@@ -191,8 +191,13 @@ def _of_rows(whole, batch, mask, records, *, clipping: Clipping, size: int, x64:
 
 
 def _prepared(clipping: Clipping, loss, params, batch, own: int, size: int):
-    """Return (program, pieces of `own` rows, sizes of parts, `budget`, its `alone`) of `size` rows in all."""
-    program = _program(check_loss(loss, params, batch, np.shape(jax.tree.leaves(batch)[0])[0]), params, batch)
+    """Return (program, pieces of `own` rows, sizes of parts, `budget`, its `alone`) of `size` rows in all.
+
+    A loss that `check_loss` returned, for arrays of these shapes, is not checked again.
+    """
+    if getattr(loss, "alone", None) is not False:
+        loss = check_loss(loss, params, batch, np.shape(jax.tree.leaves(batch)[0])[0])
+    program = _uses.traced(loss, len(jax.tree.leaves(params)), _worth_it)
     sizes = [sizes_of(program.taps.get(at), leaf) for at, leaf in enumerate(jax.tree.leaves(params))]
     micro = clipping.micro(lambda: _fitting(program, params, sizes), own)
     pieces = Microbatches(own, micro, clipping.skip_padding)
@@ -233,28 +238,27 @@ def choose(loss: Callable[..., Any], params, batch, **options) -> Choice:
     ghost clipping decides by parameter already (`parts.is_written_down`), and the norm is that of all
     parameters together (proofs/released_numbers.md, section 5). Arguments as of `ghost_gradient_sum`.
     """
+    return with_choice(loss, params, batch, **options)[0]
+
+
+def with_choice(loss: Callable[..., Any], params, batch, **options) -> tuple[Choice, Callable[..., Any]]:
+    """Return `choose`, and the loss for it: as it was checked where that is ghost clipping without a mesh."""
     entries = sum(np.size(leaf) for leaf in jax.tree.leaves(params))
     if entries < MIN_ENTRIES:
-        return Choice(PER_EXAMPLE, f"{entries} parameters are few")
+        return Choice(PER_EXAMPLE, f"{entries} parameters are few"), loss
     if jax.default_backend() not in BACKENDS:
-        return Choice(PER_EXAMPLE, f"ghost clipping is not for {jax.default_backend()}")
+        return Choice(PER_EXAMPLE, f"ghost clipping is not for {jax.default_backend()}"), loss
     try:
-        fast, scale = suits(loss, params, batch, **options)
+        checked = check_loss(loss, params, batch, np.shape(jax.tree.leaves(batch)[0])[0])
+        fast, scale = suits(checked, params, batch, **options)
     except OneAtATimeError as error:
-        return Choice(PER_EXAMPLE, str(error))
+        return Choice(PER_EXAMPLE, str(error)), loss
     except TooCoarseError:
-        return Choice(PER_EXAMPLE, "ghost clipping would leave less than half of the clip norm")
+        return Choice(PER_EXAMPLE, "ghost clipping would leave less than half of the clip norm"), loss
     if scale < MIN_SCALE:
-        return Choice(PER_EXAMPLE, f"ghost clipping would scale gradients to {scale:.2f} clip_norm")
-    return Choice(
-        GHOST, f"{fast:.1%} of the parameters have a fast path; gradients are scaled to {scale:.4f} clip_norm"
-    )
-
-
-def _program(loss, params, batch) -> _uses.Program:
-    if not isinstance(loss, Traced):
-        loss, _ = Traced.of(loss, params, shapes(batch, 1))
-    return _uses.traced(loss, len(jax.tree.leaves(params)), _worth_it)
+        return Choice(PER_EXAMPLE, f"ghost clipping would scale gradients to {scale:.2f} clip_norm"), loss
+    why = f"{fast:.1%} of the parameters have a fast path; gradients are scaled to {scale:.4f} clip_norm"
+    return Choice(GHOST, why), checked if options.get("mesh") is None else loss
 
 
 def _worth_it(equation) -> bool:

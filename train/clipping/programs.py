@@ -98,12 +98,12 @@ class Traced:
     Attributes:
       closed: its program, of the leaves of all.
       structure: of what it returns.
-      alone: of a loss of (params, example), whether examples are computed one at a time.
+      alone: of a loss that `check_loss` let through, whether examples are computed one at a time; else None.
     """
 
     closed: core.ClosedJaxpr
     structure: Any
-    alone: bool = False
+    alone: bool | None = None
 
     @classmethod
     def of(cls, function, *args) -> tuple["Traced", Any]:

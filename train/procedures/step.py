@@ -17,7 +17,7 @@ import optax
 
 from jaxacct.common import validate as _validate
 
-from ..clipping.ghost import AUTO, GHOST, PER_EXAMPLE, choose, ghost_gradient_sum
+from ..clipping.ghost import AUTO, GHOST, PER_EXAMPLE, ghost_gradient_sum, with_choice
 from ..clipping.grid import GridSum
 from ..clipping.per_example import clipped_gradient_sum
 from ..clipping.sums import ClippedSum, Clipping
@@ -33,7 +33,7 @@ CLIPPINGS: dict[str, Callable[..., ClippedSum]] = {
     GHOST: ghost_gradient_sum,
 }
 
-_MOST_AHEAD = 2**26  # parameters: their normals take half a GiB, twice
+_MOST_AHEAD = 2**26  # parameters: their normals take half a GiB, twice, and their key stream one more
 _FEWEST_AHEAD = 2**12  # which small models share one program of: it takes .8 s to compile
 
 
@@ -282,8 +282,10 @@ def make_step(
     Clipping(**shared)  # checks the options
 
     def step(state: TrainState, batch, mask, loss: Loss, specs, normals=None):
-        given = loss.at(state.noise.step), state.params, batch
-        kind = choose(*given, **shared).clipping if clipping == AUTO else clipping
+        kind, given = clipping, (loss.at(state.noise.step), state.params, batch)
+        if clipping == AUTO:
+            (kind, _), checked = with_choice(*given, **shared)
+            given = (checked, *given[1:])
         of_params = specs[: len(jax.tree.leaves(state.params))]
         followed = {} if admit is None else dict(admit=admit, records=state.private_individual)
         found = CLIPPINGS[kind](*given, mask, **shared, specs=of_params, **followed)

@@ -16,7 +16,11 @@ from train.clipping import ghost as automatic
 from train.clipping.ghost import choose, ghost_gradient_sum
 from train.clipping.grid import Grid
 from train.clipping.per_example import clipped_gradient_sum
+from train.clipping.programs import Traced, shapes
+from train.clipping.sums import check_loss
 from train.models.loss import nnx_loss
+from train.optimizers import privatize
+from train.procedures.step import make_step
 
 pytestmark = pytest.mark.usefixtures("shared_programs", "default_promotion")
 
@@ -76,6 +80,27 @@ def test_ghost_where_it_applies(monkeypatch):
     refused("loss must return one number for one example", choose, *given, grid=GRID)
     monkeypatch.setattr(jax, "default_backend", lambda: "tpu")
     assert choose(loss, params, data(), grid=GRID) == ("per_example", "ghost clipping is not for tpu")
+
+
+def test_a_loss_is_checked_once_a_step(monkeypatch):
+    """What was checked for the choice is what is computed. A traced loss that was not checked is refused."""
+    (loss, params), checked = mixed(), []
+
+    def counted(*given, **options):
+        checked.append(check_loss(*given, **options))
+        return checked[-1]
+
+    monkeypatch.setattr(automatic, "check_loss", counted)
+    mechanism = plan("poisson", dataset_size=ROWS, iterations=4).mechanism
+    private = privatize(mechanism, clip_norm=1.0, expected_batch_size=8.0)
+    step = make_step(loss, private, optax.sgd(0.05))
+    step.trace(step.init(params), data(), np.ones(ROWS, bool))
+    assert len(checked) == 1
+
+    vector, _ = Traced.of(lambda w, example: example["x"] @ w, jnp.zeros((WIDTH, WIDTH)), shapes(data(), 1))
+    given = vector, jnp.zeros((WIDTH, WIDTH)), data()
+    for of_rows in (choose, functools.partial(ghost_gradient_sum, mask=np.ones(ROWS, bool))):
+        refused("loss must return one number for one example", of_rows, *given, grid=GRID)
 
 
 def test_the_joint_norm_is_that_of_all_parameters():
