@@ -191,13 +191,8 @@ def _of_rows(whole, batch, mask, records, *, clipping: Clipping, size: int, x64:
 
 
 def _prepared(clipping: Clipping, loss, params, batch, own: int, size: int):
-    """Return (program, pieces of `own` rows, sizes of parts, `budget`, its `alone`) of `size` rows in all.
-
-    A loss that `check_loss` returned, for arrays of these shapes, is not checked again.
-    """
-    if getattr(loss, "alone", None) is not False:
-        loss = check_loss(loss, params, batch, np.shape(jax.tree.leaves(batch)[0])[0])
-    program = _uses.traced(loss, len(jax.tree.leaves(params)), _worth_it)
+    """Return (program, pieces of `own` rows, sizes of parts, `budget`, its `alone`) of `size` rows in all."""
+    program = _program(loss, params, batch)
     sizes = [sizes_of(program.taps.get(at), leaf) for at, leaf in enumerate(jax.tree.leaves(params))]
     micro = clipping.micro(lambda: _fitting(program, params, sizes), own)
     pieces = Microbatches(own, micro, clipping.skip_padding)
@@ -259,6 +254,13 @@ def with_choice(loss: Callable[..., Any], params, batch, **options) -> tuple[Cho
         return Choice(PER_EXAMPLE, f"ghost clipping would scale gradients to {scale:.2f} clip_norm"), loss
     why = f"{fast:.1%} of the parameters have a fast path; gradients are scaled to {scale:.4f} clip_norm"
     return Choice(GHOST, why), checked if options.get("mesh") is None else loss
+
+
+def _program(loss, params, batch) -> _uses.Program:
+    """Return what is tapped; what `check_loss` returned, of arrays of these shapes, is not checked again."""
+    if getattr(loss, "alone", None) is not False:
+        loss = check_loss(loss, params, batch, np.shape(jax.tree.leaves(batch)[0])[0])
+    return _uses.traced(loss, len(jax.tree.leaves(params)), _worth_it)
 
 
 def _worth_it(equation) -> bool:

@@ -68,7 +68,7 @@ def init(strategy: Strategy, params, key) -> NoiseState:
         if isinstance(sharding, NamedSharding):
             sharding = NamedSharding(sharding.mesh, PartitionSpec(None, *sharding.spec))
             return jnp.zeros(shape, jnp.int32, device=sharding)
-        return jnp.zeros(shape, jnp.int32)
+        return jax.device_put(np.zeros(shape, np.int32))  # `jnp.zeros` compiles a program for every shape
 
     recent = jax.tree.map(zeros, params)
     return NoiseState(jnp.zeros((), jnp.int32), recent, key_of_run(key, params))
