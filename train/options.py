@@ -46,8 +46,8 @@ class TrainOptions:
       individual: follow every example's own privacy loss (`train.individual`), for Poisson batches and
         independent noise.
       noise_memory: "keep" the last vectors of correlated noise, or "recompute" them from the key: every step
-        draws as many vectors as there are bands, and none is stored. The released numbers are the same; on
-        CPUs another program makes the normals, whose roundings may move a rare integer by one.
+        draws as many vectors as there are bands, and none is stored. The released numbers are the same, but
+        for a rare integer on CPUs, where another program rounds the normals.
         For a `jaxacct.Plan` whose matrix has a banded inverse, without `batches` and `elastic`; with `out`
         not on a GPU unless its operations are deterministic.
       mesh: devices; each computes an equal share of the rows of a batch, `microbatch_size` at a time.

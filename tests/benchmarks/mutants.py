@@ -304,7 +304,8 @@ MUTANTS = [
     Mutant("train/clipping/per_example.py", "<= 4.0**grid.bits", "<= 8.0**grid.bits", CANCELLING),
     # Clipping without gradients of examples.
     Mutant("train/clipping/ghost.py", "(whole - rounding) / (1 + errors)", "whole / (1 + errors)", GHOST),
-    Mutant("train/clipping/ghost.py", "is not False:", "is not False and not hasattr(loss, 'alone'):", "tests/train/clipping/test_automatic.py"),
+    Mutant("train/clipping/ghost.py", "is False:", "is not True and hasattr(loss, 'alone'):", "tests/train/clipping/test_automatic.py"),
+    Mutant("train/optimizers.py", "may_alias=False", "may_alias=True", "tests/train/test_loop.py"),
     Mutant("train/procedures/step.py", "given = (checked, *given[1:])", "assert checked", "tests/train/clipping/test_automatic.py"),
     Mutant("train/clipping/ghost.py", "errors = 2 * batch *", "errors = batch *", GHOST),
     Mutant("train/clipping/ghost.py", "depth = pieces.micro * max(", "depth = max(", GHOST),

@@ -24,7 +24,7 @@ from . import uses as _uses
 from .grid import DEVICE_UNIT, Grid, all_of
 from .joined import Layout
 from .parts import ROWS_IN_FLOAT32, Sizes, is_written_down, late, part_of, plain, sizes_of
-from .programs import in_fast_layout, without_batch_groups
+from .programs import Traced, in_fast_layout, without_batch_groups
 from .rows_apart import OneAtATimeError
 from .sums import ClippedSum, Clipping, Microbatches, check_loss, stored_rows
 
@@ -244,7 +244,7 @@ def with_choice(loss: Callable[..., Any], params, batch, **options) -> tuple[Cho
     if jax.default_backend() not in BACKENDS:
         return Choice(PER_EXAMPLE, f"ghost clipping is not for {jax.default_backend()}"), loss
     try:
-        checked = check_loss(loss, params, batch, np.shape(jax.tree.leaves(batch)[0])[0])
+        checked = _checked(loss, params, batch)
         fast, scale = suits(checked, params, batch, **options)
     except OneAtATimeError as error:
         return Choice(PER_EXAMPLE, str(error)), loss
@@ -256,11 +256,15 @@ def with_choice(loss: Callable[..., Any], params, batch, **options) -> tuple[Cho
     return Choice(GHOST, why), checked if options.get("mesh") is None else loss
 
 
+def _checked(loss, params, batch) -> Traced:
+    """Return `check_loss`; a loss that it returned, for arrays of these shapes, is not checked again."""
+    if getattr(loss, "alone", None) is False:
+        return loss
+    return check_loss(loss, params, batch, np.shape(jax.tree.leaves(batch)[0])[0])
+
+
 def _program(loss, params, batch) -> _uses.Program:
-    """Return what is tapped; what `check_loss` returned, of arrays of these shapes, is not checked again."""
-    if getattr(loss, "alone", None) is not False:
-        loss = check_loss(loss, params, batch, np.shape(jax.tree.leaves(batch)[0])[0])
-    return _uses.traced(loss, len(jax.tree.leaves(params)), _worth_it)
+    return _uses.traced(_checked(loss, params, batch), len(jax.tree.leaves(params)), _worth_it)
 
 
 def _worth_it(equation) -> bool:

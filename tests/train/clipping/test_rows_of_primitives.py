@@ -75,7 +75,7 @@ def test_what_may_receive_a_whole_batch_is_named():
         (lambda x: buffer_callback.buffer_callback(lambda *_: None, ONE)(x), "buffer_callback"),
         (of_words, "rng_bit_generator"),
         (lambda x: jax.lax.rng_uniform(x, 1.0, (3,)), "rng_uniform"),
-        (lambda x: jax.ffi.ffi_call("of_somebody", ONE)(x), "ffi_call"),
+        (lambda x: jax.ffi.ffi_call("unregistered", ONE)(x), "ffi_call"),
         (by_rule, "custom_vmap_call"),
         (partitioned, "custom_partitioning"),
         (by_own_rule("mixing"), "mixing"),
