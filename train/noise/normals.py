@@ -29,9 +29,8 @@ from . import chacha, gpu_keystream
 LARGEST = math.sqrt(2 * 97 * math.log(2))  # radius of the smallest uniform, half of 2^-96: 11.6
 ARRANGEMENT = 6  # another number wherever normals of the same key go to other places, or have other last bits
 _PAIRS = 4  # a block of 16 words
-_ZEROS = memoryview(
-    bytes(2**17)
-)  # encrypted, so that the key stream itself is written; caches hold as many bytes
+# Encrypted, so that the key stream itself is written; caches hold as many bytes.
+_ZEROS = memoryview(bytes(2**17))
 # Bound the memory for words, which CPUs are fast on where caches hold it.
 _BLOCKS_AT_ONCE = {"cpu": 2**13, "others": 2**18}
 
