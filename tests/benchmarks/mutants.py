@@ -55,7 +55,7 @@ LOOP, FOLLOWED_TESTS, DICE, ARGUMENTS = files_in("train", "loop individual dice 
 CONVEX, BATCHES, SHARDED = files_in("train", "convex batch_clipping sharded")
 SAMPLER, TWICE, GRAPHS = files_in("train/batches", "sampler given attribution")
 ROWS, PREFETCHED = files_in("train/batches", "sources prefetch")
-NOISE, KEYS, GPU_TESTS = files_in("train/noise", "noise keys gpu_keystream")
+NOISE, KEYS, GPU_TESTS, PIECES = files_in("train/noise", "noise keys gpu_keystream pieces")
 CLIPPING, RELEASED, CANCELLING, GHOST = files_in(
     "train/clipping", "clipping released_numbers cancelling ghost"
 )
@@ -321,6 +321,11 @@ MUTANTS = [
     Mutant("train/clipping/grid.py", "else over.all(fits)", "else fits", SHARDED),
     Mutant("train/procedures/by_device.py", "axis_index(axes) * part[at]", "axis_index(axes) * 0", SHARDED),
     Mutant("train/procedures/by_device.py", "if own != other:", "if False:", SHARDED),
+    Mutant("train/noise/pieces.py", "number % max(1, parts) * self.shape[axis]", "0", PIECES),
+    Mutant("train/noise/pieces.py", "            number = number // max(1, parts)\n", "", PIECES),
+    Mutant("train/noise/recursion.py", "pieces.among(arrays, i, number)", "pieces.among(arrays, i, 0)", PIECES),
+    Mutant("train/noise/recursion.py", "(slot, number, np.int32(0))", "(slot, number * 0, np.int32(0))", PIECES),
+    Mutant("train/noise/redrawn.py", "pieces.among(arrays, i, number)", "pieces.among(arrays, i, 0)", PIECES),
     Mutant("train/procedures/by_device.py", "np.shape(leaf)[at] % number", "False", SHARDED),
     Mutant("train/noise/normals.py", "if before:", "if False:", SHARDED),
     Mutant("train/procedures/step.py", "specs=of_params, **followed)", "**followed)", SHARDED),

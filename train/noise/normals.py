@@ -27,7 +27,7 @@ from jaxacct.kernels.programs import outside_of_traces
 from . import chacha, gpu_keystream
 
 LARGEST = math.sqrt(2 * 97 * math.log(2))  # radius of the smallest uniform, half of 2^-96: 11.6
-ARRANGEMENT = 6  # another number wherever normals of the same key go to other places, or have other last bits
+ARRANGEMENT = 7  # another number wherever normals of the same key go to other places, or have other last bits
 _PAIRS = 4  # a block of 16 words
 # Encrypted, so that the key stream itself is written; caches hold as many bytes.
 _ZEROS = memoryview(bytes(2**17))
@@ -140,6 +140,11 @@ class Cut(NamedTuple):
     shape: tuple[int, ...]
     begin: tuple[Any, ...]
 
+    @classmethod
+    def of(cls, array: "tuple[int, ...] | Cut") -> "Cut":
+        """Return what a device has of an array: of a shape, all."""
+        return array if isinstance(array, Cut) else cls(array, array, (0,) * len(array))
+
     def runs(self) -> tuple[int, int, int]:
         """Return the axis from which on numbers are neighbours in memory, how many runs, and their length."""
         axis = max((at for at, size in enumerate(self.whole) if self.shape[at] < size), default=0)
@@ -150,12 +155,13 @@ class Cut(NamedTuple):
         axis, _, _ = self.runs()
         found = jnp.zeros(1, jnp.int64)
         for at, begin in enumerate(self.begin):
+            begin = jnp.asarray(begin, jnp.int64)
             places = begin + jnp.arange(self.shape[at] if at < axis else 1, dtype=jnp.int64)
             found = (found[:, None] + places[None] * math.prod(self.whole[at + 1 :])).reshape(-1)
         return found
 
 
-def normals_of(key, step, arrays: Sequence[tuple[int, ...] | Cut]) -> list[jax.Array]:
+def normals_of(key, step, arrays: Sequence[tuple[int, ...] | Cut], only=None) -> list[jax.Array]:
     """Return independent standard normals for one step, float64, of each array or part; jittable.
 
     A part has the normals that the array has there, and needs few others (none where runs are whole blocks).
@@ -163,27 +169,32 @@ def normals_of(key, step, arrays: Sequence[tuple[int, ...] | Cut]) -> list[jax.A
     Args:
       key: (8,) uint32.
       step: () integer.
-      arrays: static shapes, or what a device has of them.
+      arrays: static shapes, or what a device has of them: all of the step.
+      only: numbers of those whose normals are drawn; by default all.
     """
-    if not any(isinstance(array, Cut) for array in arrays):
+    only = range(len(arrays)) if only is None else only
+    if len(only) == len(arrays) and not any(isinstance(array, Cut) for array in arrays):
         return split(standard_normals(key, step, number_of(arrays)), arrays)
-    cuts = [array if isinstance(array, Cut) else Cut(array, array, (0,) * len(array)) for array in arrays]
+    if not only:
+        return []
+    cuts = [Cut.of(array) for array in arrays]
     places, size = _places([cut.whole for cut in cuts])
     _blocks(size)
     block, numbers, planned = 2 * _PAIRS, [], []
     with jax.enable_x64(True):
-        for place, cut in zip(places, cuts, strict=True):
+        for place, cut in ((places[i], cuts[i]) for i in only):
             _, runs, length = cut.runs()
             # A run begins at a multiple of its length, and at most so far into its first block.
             before = 0 if cut.whole == cut.shape else block - math.gcd(block, length)
             each, starts = -(-(before + length) // block), place.start + cut.starts()
             numbers.append((starts[:, None] // block + jnp.arange(each)[None]).reshape(-1))
-            planned.append((runs, each, before, starts % block))
+            planned.append((cut, each, before, starts % block))
         drawn = _of_blocks(key, step, jnp.concatenate(numbers).astype(jnp.uint32))
         at, found = 0, []
-        for cut, (runs, each, before, skipped) in zip(cuts, planned, strict=True):
+        for cut, each, before, skipped in planned:
+            _, runs, length = cut.runs()
             rows = drawn[block * at :][: block * runs * each].reshape(runs, block * each)
-            length, at = cut.runs()[2], at + runs * each
+            at += runs * each
             if before:
                 rows = jax.vmap(functools.partial(jax.lax.dynamic_slice_in_dim, slice_size=length))(
                     rows, skipped

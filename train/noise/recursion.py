@@ -13,6 +13,7 @@ of the W are, two copies each. One band is plain DP-SGD.
 """
 
 import functools
+import math
 from typing import Any, NamedTuple
 
 import jax
@@ -26,6 +27,7 @@ from jaxacct.strategies import BufferedRecursion, NoiseRecursion, Strategy
 from ..clipping.joined import Layout
 from ..procedures.stored import stored
 from .normals import LARGEST, fresh_key, key_of_run, normals_of, split, standard_normals
+from .pieces import large_of
 
 FRACTION = 2.0**7  # kept z are integers in units of 1/128 grid unit
 _FINE = 2.0**-31  # of the unit of a running sum
@@ -97,28 +99,70 @@ def draw(
     Raises:
       ValueError: for normals that are no longer float64, as JAX makes float32 of NumPy's arrays.
     """
-    arrays = [jnp.shape(leaf) for leaf in jax.tree.leaves(params)] if cuts is None else cuts
-    vectors = normals_of(state.key, state.step, arrays) if normals is None else split(normals, arrays)
+    arrays = [jnp.shape(leaf) for leaf in jax.tree.leaves(params)] if cuts is None else list(cuts)
+    if normals is None:
+        large = large_of(arrays)
+        small = [i for i in range(len(arrays)) if i not in large]
+        vectors = normals_of(state.key, state.step, arrays, small)
+    else:
+        large, small, vectors = {}, range(len(arrays)), split(normals, arrays)
     for z in vectors:
         if z.dtype != np.float64:
             raise ValueError(f"normals must be float64, got {z.dtype}")
-    layout = Layout.of(jax.tree.unflatten(jax.tree.structure(params), vectors))
-    rings = jax.tree.leaves(state.recent)
+    rings, structure = jax.tree.flatten(state.recent)
+    drawn = list(rings)
     with jax.enable_x64(True):
         stream = _stream_of(strategy)
-        solve, renewed, store = stream.at(levels, state.step)
-        fresh = [stream.fresh(levels, z) for z in layout.join(vectors, 0)]
-        joined = layout.join(rings)
-        made = [solve(*each) for each in zip(fresh, joined, strict=True)]
-        made = _stored(made) if strategy.noise_copies else made  # else nothing is read twice
-        drawn = layout.split([first for first, *_ in made])
-        if strategy.noise_copies:
+        solve, renewed, slot = stream.at(levels, state.step)
+
+        def advanced(vectors, rings) -> list[tuple[jax.Array, jax.Array | None]]:
+            """Return of each array its noise, and what of its ring is new; None where nothing is kept."""
+            layout = Layout.of(vectors)
+            fresh = [stream.fresh(levels, z) for z in layout.join(vectors, 0)]
+            joined = layout.join(rings)
+            made = [solve(*each) for each in zip(fresh, joined, strict=True)]
+            made = _stored(made) if strategy.noise_copies else made  # else nothing is read twice
+            drawn = layout.split([first for first, *_ in made])
+            if not strategy.noise_copies:
+                return [(noise, None) for noise in drawn]
             news = layout.where(
                 state.step >= 0, lambda ring, each: renewed(ring, *each), 0, joined, made, axes=1
             )
-            rings = [store(*each) for each in zip(rings, jax.tree.leaves(news), strict=True)]
-    kept = jax.tree.unflatten(jax.tree.structure(state.recent), rings)
-    return drawn, NoiseState(state.step + 1, kept, state.key)
+            return list(zip(drawn, news, strict=True))
+
+        found = advanced(vectors, [rings[i] for i in small]) if small else ()
+        for i, (noise, new) in zip(small, found, strict=True):
+            drawn[i] = noise
+            if new is not None:
+                rings[i] = jax.lax.dynamic_update_slice_in_dim(rings[i], new, slot, 0)
+        for i, pieces in large.items():
+
+            def turn(ring, number, i=i, pieces=pieces):
+                (z,) = normals_of(state.key, state.step, pieces.among(arrays, i, number), [i])
+                ((noise, new),) = advanced([z.reshape(-1)], [_OfPiece(ring, number)])
+                if new is not None:
+                    ring = jax.lax.dynamic_update_slice(ring, new[:, None], (slot, number, np.int32(0)))
+                return ring, noise
+
+            by_piece = (len(rings[i]), pieces.number, math.prod(pieces.shape))
+            numbers = jnp.arange(pieces.number, dtype=jnp.int32)
+            ring, noise = jax.lax.scan(turn, rings[i].reshape(by_piece), numbers)
+            drawn[i], rings[i] = noise.reshape(pieces.cut.shape), ring.reshape(rings[i].shape)
+    noise, recent = (jax.tree.unflatten(structure, leaves) for leaves in (drawn, rings))
+    return noise, NoiseState(state.step + 1, recent, state.key)
+
+
+class _OfPiece:
+    """One piece of each vector of a ring (copies, pieces, numbers), read where it is used."""
+
+    def __init__(self, ring, number):
+        self.ring, self.number, self.shape = ring, number, (len(ring), ring.shape[2])
+
+    def __len__(self) -> int:
+        return len(self.ring)
+
+    def __getitem__(self, at):
+        return self.ring[at, self.number]
 
 
 def _stored(integers):
@@ -162,10 +206,10 @@ class LastVectors:
         return place, ages, jax.lax.optimization_barrier(weights)
 
     def at(self, levels: float, step):
-        """Return `solve`, `renewed` and `store`, of which the first two may have arrays side by side.
+        """Return `solve` and `renewed`, which may have arrays side by side, and where what is new begins.
 
         `solve`: (`fresh`, ring) -> (W, and what is stored where that is something else);
-        `renewed`: (ring, the same) -> what of the ring is new; `store`: (ring, that) -> the next ring.
+        `renewed`: (ring, the same) -> what of the ring is new.
         """
         (place, _, weights), inverse = self.slots(step), self.of_inverse
 
@@ -181,10 +225,7 @@ class LastVectors:
         def renewed(ring, *made):
             return made[-1][None]
 
-        def store(ring, new):
-            return jax.lax.dynamic_update_slice_in_dim(ring, new, place, 0)
-
-        return solve, renewed, store
+        return solve, renewed, place
 
 
 class _RunningSums:
@@ -227,7 +268,7 @@ class _RunningSums:
                 fractions.append(jnp.round((units_of - whole.astype(jnp.float64)) / _FINE).astype(jnp.int32))
             return jnp.stack([*wholes, *fractions])
 
-        return solve, renewed, lambda parts, new: new
+        return solve, renewed, np.int32(0)
 
 
 def _stream_of(strategy: Strategy):

@@ -11,7 +11,8 @@ import jax.numpy as jnp
 
 from jaxacct.strategies import NoiseRecursion, Strategy
 
-from .normals import key_of_run, normals_of
+from .normals import Cut, key_of_run, normals_of
+from .pieces import large_of
 from .recursion import FRACTION, LastVectors, NoiseState
 
 KEEP, RECOMPUTE = "keep", "recompute"
@@ -42,21 +43,35 @@ def draw(strategy: Strategy, levels: float, state: NoiseState, params, *, cuts=N
     if any(leaf.shape[0] for leaf in jax.tree.leaves(state.recent)):
         raise ValueError("noise_memory must be 'keep' for this state, which keeps earlier vectors")
     leaves, structure = jax.tree.flatten(params)
-    shapes = [jnp.shape(leaf) for leaf in leaves]
+    arrays = [jnp.shape(leaf) for leaf in leaves] if cuts is None else list(cuts)
     with jax.enable_x64(True):
         stream = LastVectors(check(strategy))
         _, ages, weights = stream.slots(state.step)
         ages = jnp.append(ages, jnp.zeros(1, ages.dtype))
         weights = jnp.append(weights, 1 / FRACTION)
 
-        def add(totals, each):
-            age, weight = each
-            drawn = normals_of(state.key, jnp.maximum(state.step - age, 0), cuts or shapes)
-            vectors = [jnp.where(age <= state.step, stream.fresh(levels, z), 0) for z in drawn]
-            pairs = zip(totals, vectors, strict=True)
-            return [total + weight * vector.astype(jnp.float64) for total, vector in pairs], None
+        def drawn(arrays, only) -> list[jax.Array]:
+            """Return the noise of arrays, by their numbers."""
 
-        zeros = [jnp.zeros(shape, jnp.float64) for shape in shapes]
-        totals, _ = jax.lax.scan(add, zeros, (ages, weights))
-        found = [jnp.floor(total + 0.5).astype(jnp.int32) for total in totals]
-    return jax.tree.unflatten(structure, found), state._replace(step=state.step + 1)
+            def add(totals, each):
+                age, weight = each
+                drawn = normals_of(state.key, jnp.maximum(state.step - age, 0), arrays, only)
+                vectors = [jnp.where(age <= state.step, stream.fresh(levels, z), 0) for z in drawn]
+                pairs = zip(totals, vectors, strict=True)
+                return [total + weight * vector.astype(jnp.float64) for total, vector in pairs], None
+
+            zeros = [jnp.zeros(Cut.of(arrays[i]).shape, jnp.float64) for i in only]
+            totals, _ = jax.lax.scan(add, zeros, (ages, weights))
+            return [jnp.floor(total + 0.5).astype(jnp.int32) for total in totals]
+
+        large = large_of(arrays)
+        small = [i for i in range(len(arrays)) if i not in large]
+        found = dict(zip(small, drawn(arrays, small) if small else (), strict=True))
+        for i, pieces in large.items():
+            of_pieces = jax.lax.map(
+                lambda number, i=i, pieces=pieces: drawn(pieces.among(arrays, i, number), [i])[0],
+                jnp.arange(pieces.number),
+            )
+            found[i] = of_pieces.reshape(pieces.cut.shape)
+    noise = jax.tree.unflatten(structure, [found[i] for i in range(len(arrays))])
+    return noise, state._replace(step=state.step + 1)

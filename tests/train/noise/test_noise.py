@@ -176,7 +176,7 @@ def test_which_parameter_gets_which_normal():
         pairs = pairs_of((words[..., 0] + (words[..., 1] << np.uint64(32))).T)
     drawn = normals.standard_normals(KEY, 7, 16)
     np.testing.assert_allclose(np.asarray(drawn).view(np.complex128), pairs, rtol=1e-12)
-    assert (normals.ARRANGEMENT, chacha.ROUNDS) == (6, 20)
+    assert (normals.ARRANGEMENT, chacha.ROUNDS) == (7, 20)
 
 
 def test_fresh_keys_come_from_the_system_whole():
@@ -377,14 +377,14 @@ def test_memory_is_bands_minus_one_copies_or_two_a_buffer():
 
 
 def test_memory_of_a_draw_is_a_few_times_that_of_the_parameters():
-    """Was 6.6 times, more than the gradients need where few are in memory at a time."""
+    """The sum in float64 with that in integers, and a piece of what noise is made of; was 6.6 times."""
     params, private = {"w": jax.ShapeDtypeStruct((1_000_000,), jnp.float32)}, white()
     total = jax.eval_shape(lambda params: GridSum.of(params, private.grid), params)
     state = jax.eval_shape(lambda: private.init({"w": jnp.zeros(1_000_000)}))
     with jax.enable_x64(True):
         program = jax.jit(private.update).lower(total, state).compile()
     analysis = program.memory_analysis()
-    assert analysis is not None and analysis.temp_size_in_bytes < 5 * 4e6
+    assert analysis is not None and analysis.temp_size_in_bytes < 2 * 4e6
 
 
 @pytest.mark.parametrize(
@@ -394,11 +394,11 @@ def test_memory_of_a_draw_is_a_few_times_that_of_the_parameters():
 )
 def test_kept_noise_is_updated_in_place(strategy):
     """A copy of the ring would take 63 times the memory of the parameters, and most of the time of a draw."""
-    params = jax.ShapeDtypeStruct((100_000,), jnp.float32)
-    state = jax.eval_shape(lambda: noise.init(strategy, jnp.zeros(100_000), KEY))
+    params = jax.ShapeDtypeStruct((1_000_000,), jnp.float32)
+    state = jax.eval_shape(lambda: noise.init(strategy, jnp.zeros(1_000_000), KEY))
     draw = jax.jit(lambda state: noise.draw(strategy, LEVELS, state, params), donate_argnums=0)
     analysis = draw.lower(state).compile().memory_analysis()
-    assert analysis is not None and analysis.temp_size_in_bytes < 12 * params.size * 4
+    assert analysis is not None and analysis.temp_size_in_bytes < 2 * params.size * 4
 
 
 STEPS, LONG_LEVELS, SIZE = 10_000, 2.0**20, 6

@@ -1,0 +1,71 @@
+"""Large arrays piece by piece: what noise is made of is in memory for one piece, not for the whole array.
+
+A normal takes 8 bytes, its words of the key stream as many, and a sum of earlier vectors as many again.
+"""
+
+import math
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import jax
+
+from . import gpu_keystream
+from .normals import Cut
+
+_MOST = {"cpu": 2**16, "others": 2**24}  # numbers of a piece: which caches of a CPU hold
+_LEAST = 2**12  # of a piece that is worth a turn of a loop
+
+
+class Pieces(NamedTuple):
+    """A device's part of an array in equal pieces, each of numbers that are neighbours in the part.
+
+    Attributes:
+      cut: the part.
+      shape: of a piece.
+    """
+
+    cut: Cut
+    shape: tuple[int, ...]
+
+    @classmethod
+    def of(cls, array: tuple[int, ...] | Cut) -> "Pieces":
+        """Return pieces of at most `_MOST` numbers, as large as they can be; one where they would be tiny.
+
+        One, too, where a GPU's kernel draws the numbers of all arrays at once.
+        """
+        cut, most = Cut.of(array), _MOST["cpu" if jax.default_backend() == "cpu" else "others"]
+        shape = list(cut.shape)
+        if math.prod(shape) <= most or (cut.whole == cut.shape and gpu_keystream.serves()):
+            return cls(cut, cut.shape)
+        for axis, size in enumerate(cut.shape):
+            rest = math.prod(cut.shape[axis + 1 :])
+            shape[axis] = max(
+                (n for n in range(1, size + 1) if size % n == 0 and n * rest <= most), default=1
+            )
+            if rest <= most:
+                break
+        return cls(cut, tuple(shape) if math.prod(shape) >= _LEAST else cut.shape)
+
+    def among(self, arrays: Sequence[tuple[int, ...] | Cut], at: int, number) -> list[tuple[int, ...] | Cut]:
+        """Return arrays of which the one at `at`, whose pieces these are, is one piece, by its () integer."""
+        return [*arrays[:at], self.at(number), *arrays[at + 1 :]]
+
+    @property
+    def number(self) -> int:
+        """Of pieces."""
+        return math.prod(self.cut.shape) // max(1, math.prod(self.shape))
+
+    def at(self, number) -> Cut:
+        """Return one of them, by its () integer, perhaps traced."""
+        begin: list[Any] = list(self.cut.begin)
+        for axis in reversed(range(len(begin))):
+            parts = self.cut.shape[axis] // max(1, self.shape[axis])
+            begin[axis] = begin[axis] + number % max(1, parts) * self.shape[axis]
+            number = number // max(1, parts)
+        return Cut(self.cut.whole, self.shape, tuple(begin))
+
+
+def large_of(arrays: Sequence[tuple[int, ...] | Cut]) -> dict[int, Pieces]:
+    """Return the pieces of the arrays, by their numbers, that are in more than one."""
+    found = {i: Pieces.of(array) for i, array in enumerate(arrays)}
+    return {i: pieces for i, pieces in found.items() if pieces.number > 1}
