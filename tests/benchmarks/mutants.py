@@ -59,7 +59,7 @@ NOISE, KEYS, GPU_TESTS, PIECES = files_in("train/noise", "noise keys gpu_keystre
 CLIPPING, RELEASED, CANCELLING, GHOST = files_in(
     "train/clipping", "clipping released_numbers cancelling ghost"
 )
-NORMED, GROUPED = files_in("train/clipping", "batch_statistics grouped_convolutions")
+NORMED, GROUPED, NESTED = files_in("train/clipping", "batch_statistics grouped_convolutions nested")
 OF_ROWS = "tests/train/clipping/test_rows_of_primitives.py"
 AUDIT_BOUNDS, AUDIT = files_in("train/audit", "audit audit_command")
 
@@ -317,7 +317,7 @@ MUTANTS = [
     Mutant("train/clipping/parts.py", "at[at].add(values))(first, right)", "at[at].set(values))(first, right)", "tests/train/clipping/test_lookups.py"),
     Mutant("train/clipping/ghost.py", "target / (bound + 0.01)", "target / bound", GHOST),
     # Rows over devices.
-    Mutant("train/clipping/grid.py", "totals = over.added(totals, fine)", "totals = jax.tree.map(fine, totals)", SHARDED),
+    Mutant("train/clipping/sums.py", "leaf if i in total.added else over.added(i, leaf)", "leaf", SHARDED),
     Mutant("train/clipping/grid.py", "else over.all(fits)", "else fits", SHARDED),
     Mutant("train/procedures/by_device.py", "axis_index(axes) * part[at]", "axis_index(axes) * 0", SHARDED),
     Mutant("train/procedures/by_device.py", "if own != other:", "if False:", SHARDED),
@@ -329,9 +329,15 @@ MUTANTS = [
     Mutant("train/procedures/by_device.py", "np.shape(leaf)[at] % number", "False", SHARDED),
     Mutant("train/noise/normals.py", "if before:", "if False:", SHARDED),
     Mutant("train/procedures/step.py", "specs=of_params, **followed)", "**followed)", SHARDED),
-    Mutant("train/clipping/grid.py", "jnp.round(leaf.astype(jnp.float64) / DEVICE_UNIT) * DEVICE_UNIT", "jnp.round(leaf.astype(jnp.float64) * DEVICE_UNIT)", SHARDED),
-    Mutant("train/clipping/ghost.py", " * (1 + devices * DEVICE_UNIT)", "", GHOST),
-    Mutant("train/clipping/ghost.py", "depth, alone, devices)", "depth, alone)", GHOST),
+    Mutant("train/procedures/by_device.py", "jnp.round(array.astype(jnp.float64) / self.unit) * self.unit", "jnp.round(array.astype(jnp.float64) * self.unit)", SHARDED),
+    Mutant("train/procedures/by_device.py", "jnp.round(array.astype(jnp.float64) / self.unit) * self.unit", "array.astype(jnp.float64)", SHARDED),
+    Mutant("train/clipping/ghost.py", " * (1 + roundings * grid.device_unit(batch))", "", GHOST),
+    Mutant("train/clipping/ghost.py", "clipping.mesh.size * pieces.number", "clipping.mesh.size", GHOST),
+    Mutant("train/clipping/grid.py", "(batch - 1).bit_length() - 53)", "(batch - 1).bit_length() - 60)", GHOST),
+    Mutant("train/clipping/parts.py", "array[:, number][:, None]", "array[:, 0][:, None]", NESTED),
+    Mutant("train/clipping/parts.py", "parts[:, at].astype", "parts[:, 0].astype", NESTED),
+    Mutant("train/clipping/sums.py", "if self.skip_padding and self.mesh is not None:", "if False:", GHOST),
+    Mutant("train/clipping/ghost.py", "depth, alone, roundings)", "depth, alone)", GHOST),
     Mutant("train/procedures/by_device.py", "    if mesh is None:\n\n", "    if True:\n\n", SHARDED),
     Mutant("train/procedures/by_device.py", "in_specs=(same, sharded, along)", "in_specs=(same, sharded, same)", SHARDED),
     Mutant("train/procedures/by_device.py", "mesh=mesh, check_vma=False, **laid_out", "mesh=mesh, **laid_out", SHARDED),

@@ -134,15 +134,15 @@ def deep_loss(params, example):
     return jnp.square(x).sum() * (1 + example["y"])
 
 
-def deep_step(mesh, specs: dict[str, PartitionSpec]):
-    """(step, state, batch, mask) of ghost clipping, one piece a device."""
+def deep_step(mesh, specs: dict[str, PartitionSpec], micro: int = 2):
+    """(step, state, batch, mask) of ghost clipping, one piece a device or two."""
     _, batch, mask = setting()
     rng = np.random.default_rng(1)
     shapes = {"up": (LAYERS, 16, WIDTH), "down": (LAYERS, 16, WIDTH)}
     params = {name: jnp.float32(rng.normal(size=shape) / 8) for name, shape in shapes.items()}
     params = {name: jax.device_put(each, NamedSharding(mesh, specs[name])) for name, each in params.items()}
     batch, mask = jax.device_put((batch, mask), NamedSharding(mesh, P(mesh.axis_names)))
-    options = dict(clipping="ghost", mesh=mesh, microbatch_size=2)
+    options = dict(clipping="ghost", mesh=mesh, microbatch_size=micro)
     step = make_step(deep_loss, of_four_bands(), optax.sgd(0.01), **options)
     return step, step.init(params), batch, mask
 
@@ -151,14 +151,20 @@ DEEP = {"up": P(None, None, "model"), "down": P(None, "model")}
 
 
 def a_layer_at_a_time():
-    """No device has more than one layer of the parameters gathered, or of the sum before it is scattered."""
-    step, state, batch, mask = deep_step(mesh_of((2, 4)), DEEP)
-    program = step.trace(state, batch, mask).jaxpr.jaxpr
-    (inside, _) = [eqn.params["jaxpr"] for eqn in equations(program) if eqn.primitive.name == "shard_map"]
-    gathers = [eqn for eqn in equations(inside) if eqn.primitive.name == "all_gather"]
-    scatters = [eqn for eqn in equations(inside) if eqn.primitive.name == "reduce_scatter"]
-    assert {eqn.outvars[0].aval.size for eqn in gathers} == {16 * WIDTH}
-    assert {eqn.invars[0].aval.size for eqn in scatters} == {16 * WIDTH} and len(scatters) == len(DEEP)
+    """No device has more than one layer of the parameters gathered, or of the sum before it is scattered.
+
+    Nor has it a sum of its own over several pieces of its rows.
+    """
+    for micro in (1, 2):
+        step, state, batch, mask = deep_step(mesh_of((2, 4)), DEEP, micro)
+        program = step.trace(state, batch, mask).jaxpr.jaxpr
+        (inside, _) = [eqn.params["jaxpr"] for eqn in equations(program) if eqn.primitive.name == "shard_map"]
+        gathers = [eqn for eqn in equations(inside) if eqn.primitive.name == "all_gather"]
+        scatters = [eqn for eqn in equations(inside) if eqn.primitive.name == "reduce_scatter"]
+        assert {eqn.outvars[0].aval.size for eqn in gathers} == {16 * WIDTH}
+        assert {eqn.invars[0].aval.size for eqn in scatters} == {16 * WIDTH} and len(scatters) == len(DEEP)
+        wide = [var.aval for eqn in equations(inside) for var in eqn.outvars if var.aval.dtype == np.float64]
+        assert max(array.size for array in wide) == LAYERS * 16 * WIDTH // 4
 
 
 def equations(jaxpr):
@@ -171,14 +177,19 @@ def equations(jaxpr):
 
 def layers_have_the_bits_of_whole_ones():
     """Also where scanned axes are cut: then an array is gathered before its scan."""
-    found = []
-    for layout, specs in (((8, 1), DEEP), ((2, 4), DEEP), ((2, 4), {"up": P("model"), "down": P("data")})):
-        step, state, batch, mask = deep_step(mesh_of(layout), specs)
-        for _ in range(2):
-            state, _ = step(state, batch, mask)
-        found.append(jax.device_get((state.params, state.noise)))
-    same(found[1], found[0])
-    same(found[2], found[0])
+    for micro in (1, 2):
+        found = []
+        for layout, specs in (
+            ((8, 1), DEEP),
+            ((2, 4), DEEP),
+            ((2, 4), {"up": P("model"), "down": P("data")}),
+        ):
+            step, state, batch, mask = deep_step(mesh_of(layout), specs, micro)
+            for _ in range(2):
+                state, _ = step(state, batch, mask)
+            found.append(jax.device_get((state.params, state.noise)))
+        same(found[1], found[0])
+        same(found[2], found[0])
 
 
 def own_numbers_alone():
@@ -200,10 +211,10 @@ def own_numbers_alone():
 def one_flaw_counts_on_all():
     """A total that is infinite in the part of one device: no other part is released."""
     mesh = mesh_of((2, 4))
-    over = by_device.Across(mesh.axis_names, (P("model"),))
+    over = by_device.Across(mesh.axis_names, (P("model"),), 2.0**-6)
 
     def of_each(total):
-        return GridSum.of([total], Grid(1.0, 20), over).whole
+        return GridSum.of([over.added(0, total)], Grid(1.0, 20), over).whole
 
     parts = dict(in_specs=P(), out_specs=[P("model")], check_vma=False)
     run = jax.jit(jax.shard_map(of_each, mesh=mesh, **parts))
@@ -211,6 +222,22 @@ def one_flaw_counts_on_all():
         for flaw, number in ((0.0, 0), (np.inf, 8), (2.0**48, 8)):
             (found,) = run(jnp.zeros(8).at[5].set(flaw))
             assert np.isnan(found).sum() == number
+
+
+def sums_of_devices_have_no_order():
+    """What devices add up are multiples of a unit: floats of other sums would depend on who adds first."""
+    mesh, unit = mesh_of((2, 4)), 2.0**-20
+    over = by_device.Across(mesh.axis_names, (P("model"),), unit)
+
+    def of_each(parts):
+        return over.added(0, parts * (1 + jax.lax.axis_index(mesh.axis_names)))
+
+    run = jax.jit(jax.shard_map(of_each, mesh=mesh, in_specs=P(), out_specs=P("model"), check_vma=False))
+    with jax.enable_x64(True):
+        found = np.asarray(run(np.arange(1, 9) / 9.5))
+    expected = sum(np.round(np.arange(1, 9) / 9.5 * i / unit) * unit for i in range(1, 9))
+    np.testing.assert_array_equal(found, expected)
+    assert np.all(found != 36 * (np.arange(1, 9) / 9.5))
 
 
 def runs_resume():
@@ -282,6 +309,7 @@ def small_ones():
     own_numbers_alone()
     a_layer_at_a_time()
     one_flaw_counts_on_all()
+    sums_of_devices_have_no_order()
     annotations_and_refusals()
     small_sums()
 

@@ -21,12 +21,12 @@ from jax import lax
 from ..procedures import by_device as _by_device
 from . import equations as _equations
 from . import uses as _uses
-from .grid import DEVICE_UNIT, Grid, all_of
+from .grid import Grid, all_of
 from .joined import Layout
-from .parts import ROWS_IN_FLOAT32, Sizes, is_written_down, late, part_of, plain, sizes_of
+from .parts import ROWS_IN_FLOAT32, Sizes, is_written_down, onto, part_of, plain, sizes_of
 from .programs import Traced, in_fast_layout, without_batch_groups
 from .rows_apart import OneAtATimeError
-from .sums import ClippedSum, Clipping, Microbatches, check_loss, stored_rows
+from .sums import ClippedSum, Clipping, Microbatches, RowSum, check_loss, stored_rows
 
 # Norms are taken for sqrt(n^2 + (_SHARE m)^2), m the norm that nothing cancels in: no weight is so large that
 # rounding of what cancels could matter.
@@ -37,6 +37,9 @@ _ROUNDING, _IN_FLOAT32 = 2.0**-53, 2.0**-24
 _MAX_SPENT = 0.01
 # By default, at a time: entries of what the loss computes, of what makes up gradients, and examples.
 _AT_ONCE = {"cpu": (2**23, 3 * 2**19, 512), "others": (2**30, 2**27, 2**20)}
+_MANY = (
+    2**20
+)  # entries of a sum of which a microbatch's is not in memory beside it, but for one pass of a scan
 
 
 BACKENDS = "cpu", "gpu"  # whose float64 is IEEE's
@@ -62,11 +65,11 @@ class TooCoarseError(ValueError):
     """Of the clip norm too little would be left."""
 
 
-def budget(grid: Grid, parameters: int, batch: int, depth: int, alone: int = 0, devices: int = 0) -> float:
+def budget(grid: Grid, parameters: int, batch: int, depth: int, alone: int = 0, roundings: int = 0) -> float:
     """Return the norm of gradients, in grid units, at which neighbouring totals differ by at most 2^bits.
 
-    The rest of the clip norm is for rounding: of the total onto the grid, sqrt(parameters), of each device's
-    total before that, and of two neighbouring sums.
+    The rest of the clip norm is for rounding: of the total onto the grid, sqrt(parameters), of the sums of
+    devices before that, and of two neighbouring sums.
 
     Args:
       grid: with the clip norm.
@@ -74,7 +77,7 @@ def budget(grid: Grid, parameters: int, batch: int, depth: int, alone: int = 0, 
       batch: rows of a batch.
       depth: maximum number of terms and partial sums of an entry.
       alone: the same of entries that are added up in float32; 0 for none.
-      devices: whose totals are rounded to `DEVICE_UNIT` before they are added up; 0 without a mesh.
+      roundings: to `Grid.device_unit` of sums of devices before they are added up; 0 without a mesh.
 
     Raises:
       ValueError: less than half of the clip norm would be left, or the clip norm is beyond 1e+-100.
@@ -83,7 +86,7 @@ def budget(grid: Grid, parameters: int, batch: int, depth: int, alone: int = 0, 
         raise TooCoarseError(
             f"clip_norm must be 1e-100 to 1e100 with clipping 'ghost', got {grid.clip_norm:g}"
         )
-    whole, rounding = 2.0**grid.bits, math.sqrt(parameters) * (1 + devices * DEVICE_UNIT)
+    whole, rounding = 2.0**grid.bits, math.sqrt(parameters) * (1 + roundings * grid.device_unit(batch))
     errors = 2 * batch * _gamma(depth + 4) / _SHARE + _spent_in_float32(batch, alone)  # of a target of 1
     target = (whole - rounding) / (1 + errors) * (1 - 2.0**-40)
     if not target >= whole / 2:
@@ -132,8 +135,8 @@ def ghost_gradient_sum(loss: Callable[..., jax.Array], params, batch, mask, **op
     return clipping.summed(of_rows, loss, params, batch, mask)
 
 
-def _of_rows(whole, batch, mask, records, *, clipping: Clipping, size: int, x64: bool):
-    """Return ((float64 totals in grid units, `Layout`), (norms, long, losses, records)) of one device's rows.
+def _of_rows(whole, over, batch, mask, records, *, clipping: Clipping, size: int, x64: bool):
+    """Return (`RowSum`, (norms, long, losses, records)) of one device's rows; `over` as in `over_rows`.
 
     `whole` is (loss, params), `size` the number of rows of all devices, and `x64` the caller's flag, for the
     loss; here it is on.
@@ -146,7 +149,8 @@ def _of_rows(whole, batch, mask, records, *, clipping: Clipping, size: int, x64:
     program, pieces, sizes, target, alone = found
     layout = Layout.of(of_whole, [leaf for leaf, each in enumerate(sizes) if not each.is_whole])
     shards = jax.tree.leaves(params, is_leaf=_by_device.is_shard)
-    cut, leaves = layout.listed(False, [_by_device.is_shard(leaf) for leaf in shards]), program.kept(shards)
+    cut = frozenset(i for i, leaf in enumerate(shards) if _by_device.is_shard(leaf)) - {*layout.small}
+    leaves, numbers = program.kept(shards), layout.listed(None, list(range(len(shards))))
     taps = layout.listed(None, [program.taps.get(leaf) for leaf in range(len(leaves))])
 
     def found_in(rows):
@@ -155,6 +159,12 @@ def _of_rows(whole, batch, mask, records, *, clipping: Clipping, size: int, x64:
             return in_fast_layout(each)(rows)
 
     upward = 1 + 2 * _gamma(sum(each.squares for each in sizes) + 16)
+
+    def kept(number, old) -> tuple[Callable[..., Any], bool]:
+        """Return what of a sum is kept, and whether one pass at a time; the joined one has no number."""
+        if number in cut:
+            return functools.partial(over.added, number), shards[number].is_whole_along(1)
+        return lambda array, _=0: array, old is not None and old.size > _MANY
 
     def accumulate(total, inputs):
         rows, real = inputs
@@ -172,22 +182,22 @@ def _of_rows(whole, batch, mask, records, *, clipping: Clipping, size: int, x64:
         keep = finite & jnp.isfinite(bound)
         long = ~keep | ~(jnp.sqrt(square) <= target * grid.unit)
         weight = jnp.where(real & keep, weight, 0.0)
-        added = [
-            (total is None and is_cut and late(part, weight)) or part.total(weight, alone > 0)
-            for part, is_cut in zip(parts, cut, strict=True)
+        total = [
+            onto(old, part, weight, alone > 0, *kept(number, old))
+            for old, part, number in zip(total, parts, numbers, strict=True)
         ]
-        total = added if total is None else [old + new for old, new in zip(total, added, strict=True)]
         norms = jnp.where(keep, jnp.sqrt(square), jnp.inf).astype(jnp.float32)
         norms, losses = (jnp.where(real, numbers, 0.0) for numbers in (norms, losses))
         return total, (norms, real & long, losses, records)
 
     if pieces.number == 1:
-        total, found = accumulate(None, (batch, mask))
+        total, found = accumulate([None] * len(numbers), (batch, mask))
     else:
         inputs = jax.tree.map(pieces.split, (batch, mask))
-        total, found = pieces.accumulate(accumulate, layout.zeros(), inputs, inputs[1])
+        zeros = layout.zeros({number: shards[number].array.shape for number in cut})
+        total, found = pieces.accumulate(accumulate, zeros, inputs, inputs[1])
         found = jax.tree.map(pieces.join, found)
-    return (total, layout), found
+    return RowSum(total, layout, cut), found
 
 
 def _prepared(clipping: Clipping, loss, params, batch, own: int, size: int):
@@ -201,8 +211,8 @@ def _prepared(clipping: Clipping, loss, params, batch, own: int, size: int):
     alone = min(pieces.micro, ROWS_IN_FLOAT32) + pieces.number if one else 0
     alone = alone if _spent_in_float32(size, alone) <= _MAX_SPENT else 0
     entries = sum(np.size(leaf) for leaf in jax.tree.leaves(params))
-    devices = 0 if clipping.mesh is None else clipping.mesh.size
-    target = budget(clipping.grid, entries, size, depth, alone, devices)
+    roundings = 0 if clipping.mesh is None else clipping.mesh.size * pieces.number
+    target = budget(clipping.grid, entries, size, depth, alone, roundings)
     return program, pieces, sizes, target, alone
 
 

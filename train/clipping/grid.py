@@ -22,7 +22,6 @@ _FINEST = 23  # bits; float32 gradients have no more
 _LEVELS = 2.0**20  # of noise: fine beside the noise, coarse beside its float64 arithmetic
 _MIN_LEVELS = 2.0**8
 _MAX_SUM = 2.0**47
-DEVICE_UNIT = 2.0**-6  # of a grid unit: 53 bits hold multiples of it up to the largest sum
 MAX_BATCH = 2 ** (47 - _FINEST)  # 16.8 million examples: no sum is larger
 
 
@@ -64,6 +63,10 @@ class Grid:
         """Distance of neighbouring grid points."""
         return math.ldexp(self.clip_norm, -self.bits)
 
+    def device_unit(self, batch: int) -> float:
+        """Return what sums of devices are rounded to, in grid units: 53 bits hold a sum of `batch` rows."""
+        return 2.0 ** (self.bits + (batch - 1).bit_length() - 53)
+
 
 def all_of(conditions: Sequence[jax.Array]) -> jax.Array:
     """Return where all of some conditions hold, bool arrays of one shape, one or more for each parameter.
@@ -104,22 +107,12 @@ class GridSum:
     def of(cls, totals, grid: Grid, over: Across | None = None, layout: Layout | None = None) -> "GridSum":
         """Return the nearest integers to a pytree of numbers; NaN throughout where any is NaN or beyond 2^47.
 
-        Over a mesh they may be `train.procedures.by_device.Late`. With a layout they are its `join`.
+        With a layout they are its `join`. Over a mesh they are a device's parts of sums over all devices.
 
-        Zero in place of one total would move the sum by what all examples together contribute to it. The
-        totals of devices are added up over a mesh, within `jax.shard_map`, and each device keeps its own
-        parts. Each is rounded to `DEVICE_UNIT` first: then their sum is exact, in whatever order it is taken.
+        Zero in place of one total would move the sum by what all examples together contribute to it.
         """
         with jax.enable_x64(True):
-            if over is None:
-                totals = jax.tree.map(lambda leaf: leaf.astype(jnp.float64), totals)
-            else:
-
-                def fine(leaf):
-                    return jnp.round(leaf.astype(jnp.float64) / DEVICE_UNIT) * DEVICE_UNIT
-
-                totals = over.added(totals, fine)
-            nearest = jax.tree.map(jnp.round, totals)
+            nearest = jax.tree.map(lambda leaf: jnp.round(leaf.astype(jnp.float64)), totals)
             fits = all_of([(jnp.abs(leaf) <= _MAX_SUM).all() for leaf in jax.tree.leaves(nearest)])
             fits = fits if over is None else over.all(fits)
             values = jax.tree.map(lambda leaf: jnp.where(fits, leaf, jnp.nan), nearest)

@@ -52,10 +52,14 @@ class Layout:
         own = [arrays[i].reshape(*arrays[i].shape[:axes], math.prod(self.shapes[i])) for i in self.small]
         return self.listed(jnp.concatenate(own, axes) if own else None, arrays)
 
-    def zeros(self) -> list[jax.Array]:
-        """Return zeros like a sum over the rows of `join`, float64 where that is enabled."""
+    def zeros(self, parts: dict[int, tuple[int, ...]] | None = None) -> list[jax.Array]:
+        """Return zeros like a sum over the rows of `join`, float64 where that is enabled.
+
+        Of arrays in `parts`, by number, which are not joined, a device has a part of that shape.
+        """
         entries = sum(math.prod(self.shapes[i]) for i in self.small)
-        return self.listed(jnp.zeros(entries), [jnp.zeros(shape) for shape in self.shapes])
+        shapes = [(parts or {}).get(i, shape) for i, shape in enumerate(self.shapes)]
+        return self.listed(jnp.zeros(entries), [jnp.zeros(shape) for shape in shapes])
 
     def split(self, values: list, axes: int = 0, begins: list | None = None):
         """Return the pytree whose `join` the values are; by default with no axes of their own.

@@ -5,15 +5,16 @@ in float32 where that costs little), without the gradients (proofs/released_numb
 """
 
 import functools
+import math
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from ..procedures.by_device import Late
 from . import equations as _equations
 from . import uses as _uses
 from .sums import check_real
@@ -24,6 +25,7 @@ _MAX_LOOKED_UP = 2**13
 # A gradient written down costs the time of so many products an entry.
 _WRITTEN = 24
 _SMALL = 2**13  # entries of a gradient that stays in a processor's cache
+_AT_ONCE = 2**18  # entries of a gradient whose squares are added up together
 
 
 def is_written_down(equation) -> bool:
@@ -66,7 +68,16 @@ def sizes_of(tap: _uses.Tap | None, leaf) -> Sizes:
 
 
 def _square(array) -> jax.Array:
-    return jnp.sum(jnp.square(array.astype(jnp.float64)), axis=tuple(range(1, array.ndim)))
+    """Return (rows,) sums of squares, of large arrays a part at a time: a part is copied in float64."""
+    size = math.prod(array.shape[1:])
+    least = -(-size // _AT_ONCE)
+    number = next((n for n in range(least, 8 * least) if size % n == 0), 1)
+    parts = array.reshape(len(array), number, -1)
+
+    def of_part(at):
+        return jnp.sum(jnp.square(parts[:, at].astype(jnp.float64)), axis=1)
+
+    return of_part(0) if number == 1 else jnp.sum(lax.map(of_part, jnp.arange(number)), axis=0)
 
 
 def _squares(array) -> jax.Array:
@@ -118,6 +129,20 @@ class Factors:
     right: jax.Array
     tap: _uses.Tap
 
+    @property
+    def passes(self) -> int:
+        """Of a scan: the first axis of the parameter; 0 where it has none."""
+        equation = self.tap.equation
+        if not isinstance(equation, _equations.Stacked) or self.tap.back:
+            return 0
+        return equation.passes if self.left.shape[1] == equation.passes else 0
+
+    def of_pass(self, number) -> "Factors":
+        """Return what the gradient of one pass is made of, by its () integer."""
+        left, right = (array[:, number][:, None] for array in (self.left, self.right))
+        equation: Any = self.tap.equation
+        return Factors(left, right, self.tap._replace(equation=equation.inner, back=equation.back))
+
     def norms(self):
         left, right = self.left.astype(jnp.float64), self.right.astype(jnp.float64)
         if left.shape[2] == 1:
@@ -144,27 +169,6 @@ class Factors:
         return self.tap.gradient(_products("bhtk,bhtn->hkn", left, right))
 
 
-def late(part: "Part", weights) -> Late | None:
-    """Return the total of a parameter with an axis of passes, one pass at a time; None for other ones."""
-    if not isinstance(part, Factors) or not isinstance(part.tap.equation, _equations.Stacked):
-        return None
-    equation = part.tap.equation
-    if part.tap.back or part.left.shape[1] != equation.passes:
-        return None
-    of_pass = part.tap._replace(equation=equation.inner, back=equation.back)
-
-    def total(finish, by_row: bool):
-        def one(arrays):
-            left, right = (array[:, None] for array in arrays)
-            found = Factors(left, right, of_pass).total(weights)
-            return finish(found) if by_row else found
-
-        found = lax.map(one, (part.left.swapaxes(0, 1), part.right.swapaxes(0, 1)))
-        return found if by_row else finish(found)
-
-    return total
-
-
 @dataclass(frozen=True)
 class Table:
     """Rows of a table, -1 for none: rows (rows, positions), right (rows, positions, columns)."""
@@ -188,6 +192,28 @@ class Table:
 
 
 Part = Whole | Factors | Table
+
+
+def onto(total, part: Part, weights, in_float32: bool, add: Callable[..., jax.Array], by_pass: bool):
+    """Return `total`, or None, and the weighted sum of a part; `add` is what a device keeps of a sum.
+
+    With `by_pass` a parameter with an axis of passes, of a scan, has one of them in memory at a time: `add`
+    is then given (its sum, 1), as one axis is missing there.
+    """
+    if not (by_pass and isinstance(part, Factors) and part.passes):
+        found = add(part.total(weights, in_float32))
+        return found if total is None else total + found
+
+    def of_pass(number):
+        return add(part.of_pass(number).total(weights), 1)
+
+    def one(number, total):
+        old = lax.dynamic_index_in_dim(total, number, 0, keepdims=False)
+        return lax.dynamic_update_index_in_dim(total, old + of_pass(number), number, 0)
+
+    if total is None:
+        return lax.map(of_pass, jnp.arange(part.passes))
+    return lax.fori_loop(0, part.passes, one, total)
 
 
 def part_of(tap: _uses.Tap | None, arrays) -> Part:

@@ -13,7 +13,7 @@ from ..procedures import by_device as _by_device
 from .grid import Grid
 from .joined import Layout
 from .programs import in_fast_layout, without_batch_groups
-from .sums import ClippedSum, Clipping, Microbatches, check_loss, check_real, stored_rows, where_row
+from .sums import ClippedSum, Clipping, Microbatches, RowSum, check_loss, check_real, stored_rows, where_row
 
 # Scaled to this much less than the clip norm, so that rounding of the norm (float64, one part in 2^53 a
 # parameter) does not make the exact check of what is summed refuse an honest gradient.
@@ -59,7 +59,7 @@ def clipped_gradient_sum(
     """
     clipping, x64 = Clipping(**options), jax.config.read("jax_enable_x64")
 
-    def of_rows(whole, batch, mask, records):
+    def of_rows(whole, _, batch, mask, records):
         loss, params = _by_device.whole(whole)
         own, layout = mask.shape[0], Layout.of(params)
         micro = clipping.micro(lambda: default_microbatch_size(params), own)
@@ -97,7 +97,7 @@ def clipped_gradient_sum(
         inputs = jax.tree.map(pieces.split, (batch, mask, records))
         zeros = [layout.zeros()] * (1 if also is None else 2)
         (total, *others), found = pieces.accumulate(accumulate, zeros, inputs, inputs[1])
-        return (total, layout), (*jax.tree.map(pieces.join, found), *map(layout.split, others))
+        return RowSum(total, layout), (*jax.tree.map(pieces.join, found), *map(layout.split, others))
 
     return clipping.summed(of_rows, loss, params, batch, mask, records)
 

@@ -16,6 +16,7 @@ from ..procedures import by_device as _by_device
 from ..procedures.stored import stored
 from . import rows_apart as _rows_apart
 from .grid import MAX_BATCH, Grid, GridSum
+from .joined import Layout
 from .programs import Traced, flow, shapes
 
 
@@ -41,6 +42,20 @@ class ClippedSum(NamedTuple):
     also: Any = ()
 
 
+class RowSum(NamedTuple):
+    """The sum of clipped gradients of a device's rows.
+
+    Attributes:
+      values: in grid units, float64: the `join` of a layout.
+      layout: which small arrays are side by side.
+      added: numbers of the parameters whose sums are those of all devices, and of which each has its part.
+    """
+
+    values: list
+    layout: Layout
+    added: frozenset[int] = frozenset()
+
+
 @dataclass(frozen=True, kw_only=True)
 class Clipping:
     """How gradients are clipped and added up: keyword arguments of every function here and in `ghost`.
@@ -53,13 +68,13 @@ class Clipping:
       normalize: scale every gradient to norm C x norm / (norm + 0.01) rather than only long ones
         (automatic clipping, Bu et al. 2023, with its stability constant 0.01).
       skip_padding: do no work for microbatches after the last real example. The run time then reveals
-        their number, which is private.
+        their number, which is private. Not with a mesh.
       mesh: devices that compute equally many of the rows each, with all parameters, `microbatch_size` rows at
         a time. Required where any of the arrays is on several devices.
       specs: how each parameter is sharded over the mesh, and its total then; by default all are whole.
 
     Raises:
-      ValueError: something else for a grid, or a microbatch size below 1.
+      ValueError: something else for a grid, a microbatch size below 1, or `skip_padding` with a mesh.
     """
 
     grid: Grid
@@ -73,6 +88,8 @@ class Clipping:
         _validate.instance("grid", self.grid, Grid, "a train.clipping.grid.Grid")
         if self.microbatch_size is not None:
             _validate.positive_integer("microbatch_size", self.microbatch_size)
+        if self.skip_padding and self.mesh is not None:  # devices wait for each other
+            raise ValueError("skip_padding must not be True with mesh: most devices would have nothing to do")
 
     def micro(self, default: Callable[[], int], rows: int) -> int:
         """Return how many of `rows` rows are in memory at a time."""
@@ -82,9 +99,8 @@ class Clipping:
     def summed(self, of_rows: Callable[..., Any], loss, params, batch, mask, records=()) -> ClippedSum:
         """Return the sum over a batch, each device of the mesh computing its own rows.
 
-        `of_rows` is `((loss, params), batch, mask, records) -> ((totals in grid units, their
-        `train.clipping.joined.Layout`), (norms, whether each is long, losses, records, ...))` of some rows,
-        the last as in `ClippedSum`; it runs with `jax_enable_x64`.
+        `of_rows` is `((loss, params), Across, batch, mask, records) -> (RowSum, (norms, whether each is long,
+        losses, records, ...))` of some rows, the last as in `ClippedSum`; it runs with `jax_enable_x64`.
         """
         _by_device.refuse_several_devices(self.mesh, params=params, batch=batch, mask=mask, records=records)
         mask = jnp.asarray(mask, bool)
@@ -95,11 +111,12 @@ class Clipping:
         check_rows(batch, size)
         batch, records = jax.tree.map(jnp.asarray, (batch, records))
 
-        def add(total, over) -> GridSum:
-            sums, layout = total
+        def add(total: RowSum, over) -> GridSum:
             if over is None:
-                return GridSum.of(sums, self.grid, layout=layout)
-            return GridSum.of(layout.split(sums), self.grid, over)
+                return GridSum.of(total.values, self.grid, layout=total.layout)
+            leaves, structure = jax.tree.flatten(total.layout.split(total.values))
+            added = [leaf if i in total.added else over.added(i, leaf) for i, leaf in enumerate(leaves)]
+            return GridSum.of(jax.tree.unflatten(structure, added), self.grid, over)
 
         with jax.enable_x64(True):
             over_rows = _by_device.over_rows(
@@ -108,6 +125,7 @@ class Clipping:
                 lambda specs: GridSum(specs, PartitionSpec(), self.grid),
                 self.mesh,
                 self.specs,
+                self.grid.device_unit(size),
             )
             total, (norms, long, losses, *others) = over_rows(loss, params, batch, mask, records)
         counted = mask & jnp.isfinite(norms) & jnp.isfinite(losses)

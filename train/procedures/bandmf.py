@@ -168,8 +168,6 @@ def _skips_padding(plan: Plan, options: TrainOptions) -> bool:
             "skip_padding must not be True for a plan that truncates batches: its guarantee does not hold "
             "against an adversary who learns their sizes, which run times would show"
         )
-    if options.skip_padding and options.mesh is not None:
-        raise ValueError("skip_padding must not be True with mesh: most devices would have nothing to do")
     if options.skip_padding is None:
         return not truncated and options.mesh is None
     return options.skip_padding

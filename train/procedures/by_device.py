@@ -40,43 +40,30 @@ def spec_of_rows(mesh: jax.sharding.Mesh) -> PartitionSpec:
     return PartitionSpec(mesh.axis_names)
 
 
-Late = Callable[[Callable[[jax.Array], jax.Array], bool], jax.Array]
-"""Array that is made when it is added up, by (what to do with it or with each row, whether with rows)."""
-
-
 class Across(NamedTuple):
     """Sums over the devices of a mesh, within `jax.shard_map`, and the part of each that a device keeps.
 
     Attributes:
       specs: how each array of a sum is sharded.
+      unit: what is added up is a multiple of it, so that sums are exact in any order.
     """
 
     axes: tuple[str, ...]
     specs: tuple[PartitionSpec, ...]
+    unit: float
 
-    def added(self, tree, rounded: Callable[[jax.Array], jax.Array]):
-        """Return a device's parts of the sums over all devices.
+    def added(self, number: int, array, skipped: int = 0) -> jax.Array:
+        """Return a device's part of the sum over all devices of one array of a sum, by its number there.
 
-        Leaves are arrays, or `Late`. `rounded` makes numbers of them whose sums are exact in any order.
+        It is rounded to `unit` first; without its `skipped` first axes, which are not cut, it is one row.
         """
-        leaves, structure = jax.tree.flatten(tree)
-
-        def finished(leaf, spec):
-            by_row = not (spec and spec[0])
-            if not callable(leaf):
-                return self._added(rounded(leaf), spec)
-            rest = PartitionSpec(*spec[by_row:])
-            return leaf(lambda array: self._added(rounded(array), rest), by_row)
-
-        found = [finished(*each) for each in zip(leaves, self.specs, strict=True)]
-        return jax.tree.unflatten(structure, found)
-
-    def _added(self, leaf, spec: PartitionSpec):
+        spec = PartitionSpec(*self.specs[number][skipped:])
+        array = jnp.round(array.astype(jnp.float64) / self.unit) * self.unit
         for at, axes in cut_axes(spec):
-            leaf = jax.lax.psum_scatter(leaf, axes, scatter_dimension=at, tiled=True)
+            array = jax.lax.psum_scatter(array, axes, scatter_dimension=at, tiled=True)
         over = {axis for _, axes in cut_axes(spec) for axis in axes}
         rest = tuple(axis for axis in self.axes if axis not in over)
-        return jax.lax.psum(leaf, rest) if rest else leaf
+        return jax.lax.psum(array, rest) if rest else array
 
     def all(self, sound) -> jax.Array:
         """Return () bool: whether it holds on all devices."""
@@ -147,20 +134,21 @@ def over_rows(
     add: Callable[[Any, Across | None], Any],
     sum_of: Callable[[Any], Any],
     mesh: jax.sharding.Mesh | None,
-    specs: tuple[PartitionSpec, ...] = (),
+    specs: tuple[PartitionSpec, ...],
+    unit: float,
 ) -> Callable[..., tuple[Any, Any]]:
     """Return `run(loss, params, *rows)` of a whole batch, each device computing its own rows.
 
-    `function` is `((loss, params), *pytrees of arrays with a row an example) -> (sum over these rows, pytree
-    of arrays of rows)`; its parameters are `Shard`s where they are cut, and all else is whole. `add` is
-    `(sum over some rows, Across) -> sum over all`, exact in any order, without a mesh of None. Parameters,
-    and the parts of the sum, are sharded by `specs`, by default not at all; `sum_of` is (pytree like the
-    parameters) -> the sum of these parts.
+    `function` is `((loss, params), Across, *pytrees of arrays with a row an example) -> (sum over these
+    rows, pytree of arrays of rows)`; its parameters are `Shard`s where they are cut, and all else is whole.
+    `add` is `(sum over some rows, Across) -> sum over all`, exact in any order. `Across` has `unit`, and is
+    None without a mesh. Parameters, and the parts of the sum, are sharded by `specs`, not at all where it is
+    empty; `sum_of` is (pytree like the parameters) -> the sum of these parts.
     """
     if mesh is None:
 
         def on_one(loss, params, *rows):
-            total, found = function((loss, params), *rows)
+            total, found = function((loss, params), None, *rows)
             return add(total, None), found
 
         return on_one
@@ -171,13 +159,13 @@ def over_rows(
         leaves, structure = jax.tree.flatten(loss)
         arrays = {i: leaf for i, leaf in enumerate(leaves) if isinstance(leaf, jax.Array | np.ndarray)}
         numbers, like = jax.tree.flatten(params)
-        over = Across(mesh.axis_names, specs or (same,) * len(numbers))
+        over = Across(mesh.axis_names, specs or (same,) * len(numbers), unit)
 
         def on_each(arrays, parts, rows):
             given = [arrays.get(i, leaf) for i, leaf in enumerate(leaves)]
             shards = [Shard.of(*each) for each in zip(parts, over.specs, strict=True)]
             both = jax.tree.unflatten(structure, given), jax.tree.unflatten(like, shards)
-            total, found = function(both, *rows)
+            total, found = function(both, over, *rows)
             return add(total, over), found
 
         sharded = list(over.specs)

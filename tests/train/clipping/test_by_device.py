@@ -22,7 +22,7 @@ from tests.train.clipping.test_ghost import Everything, of_everything
 from tests.train.runs import fit, flat, made, plan
 from train.clipping import ghost as automatic
 from train.clipping.ghost import budget, ghost_gradient_sum
-from train.clipping.grid import DEVICE_UNIT, Grid
+from train.clipping.grid import Grid
 from train.clipping.per_example import clipped_gradient_sum
 from train.individual import IndividualAccounting
 from train.models.loss import nnx_loss
@@ -98,8 +98,9 @@ def sums_are_those_of_one_device(setting, micro: int, sum_of, slack: float = 0, 
     size = sum(np.size(leaf) for leaf in jax.tree.leaves(params))
     if sum_of is ghost_gradient_sum:
         # Targets differ, and so does each of the examples that are scaled to them; totals are rounded twice.
-        targets = [budget(GRID, size, ROWS, 1, devices=number) for number in (0, 8)]
-        slack += ROWS * (targets[0] - targets[1]) + 8 * DEVICE_UNIT + 2
+        most = 8 * ROWS
+        targets = [budget(GRID, size, ROWS, 1, roundings=number) for number in (0, most)]
+        slack += ROWS * (targets[0] - targets[1]) + most * GRID.device_unit(ROWS) + 2
 
     def summed(mesh):
         run = jax.jit(functools.partial(sum_of, mesh=mesh, **given))
@@ -167,8 +168,7 @@ def all_sums():
             sums_are_those_of_one_device(small(), micro, sum_of)
             # Programs round float32 gradients of this model in ways of their own.
             sums_are_those_of_one_device(everything(), micro, sum_of, slack=3)
-        for options in (dict(normalize=True), dict(skip_padding=True)):
-            sums_are_those_of_one_device(small(), 2, sum_of, **options)
+        sums_are_those_of_one_device(small(), 2, sum_of, normalize=True)
 
 
 def the_default_is_chosen_for_the_rows_of_a_device():

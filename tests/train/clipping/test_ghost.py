@@ -300,10 +300,11 @@ def test_budget():
         gamma = (depth + 4) * 2.0**-53 / (1 - (depth + 4) * 2.0**-53)
         found = budget(Grid(1.0, bits), parameters, batch, depth) * (1 + 2 * batch * 2.0**12 * gamma)
         assert 2.0**bits * (1 - 1e-11) <= found + np.sqrt(parameters) < 2.0**bits
-        # Each of eight devices rounds its total to 1/64 unit, for each of two neighbours by half of that.
-        spread = budget(Grid(1.0, bits), parameters, batch, depth, devices=8)
+        # Eight sums of devices are rounded, for each of two neighbours by half of what 53 bits leave.
+        spread = budget(Grid(1.0, bits), parameters, batch, depth, roundings=8)
         spread *= 1 + 2 * batch * 2.0**12 * gamma
-        assert 2.0**bits * (1 - 1e-11) <= spread + np.sqrt(parameters) * (1 + 8 / 64) < 2.0**bits
+        left = 8 * 2.0 ** (bits + np.ceil(np.log2(batch)) - 53)
+        assert 2.0**bits * (1 - 1e-11) <= spread + np.sqrt(parameters) * (1 + left) < 2.0**bits
     for bits, parameters, batch, depth in ((8, 2**14 + 1, 1, 1), (20, 10, 2**24, 2**40)):
         message = r"^clipping must be 'per_example' here: of a clip norm of "
         refused(message, budget, Grid(1.0, bits), parameters, batch, depth)
@@ -334,7 +335,7 @@ def test_arguments_of_the_budget(monkeypatch):
     traced(alone, mesh=jax.make_mesh((1,), ("data",)))
     of_one = GRID, HEIGHT * WIDTH, 5, 2 + 3
     of_four = GRID, HEIGHT * WIDTH, 5, 2 * POSITIONS + 3
-    assert calls == [(*of_four, 0, 0), (*of_one, 5, 0), (*of_one, 0, 0), (*of_one, 5, 1)]
+    assert calls == [(*of_four, 0, 0), (*of_one, 5, 0), (*of_one, 0, 0), (*of_one, 5, 3)]
 
 
 def both(loss, **options):
@@ -358,6 +359,8 @@ def test_bad_input():
     run = functools.partial(ghost_gradient_sum, bilinear, jnp.zeros((5, 8)), batch, mask)
     refused(r"grid must be a train.clipping.grid.Grid, got 1.0", run, grid=1.0)
     refused("microbatch_size must be", run, grid=GRID, microbatch_size=0)
+    mesh = jax.make_mesh((1,), ("data",))
+    refused("skip_padding must not be True with mesh", run, grid=GRID, skip_padding=True, mesh=mesh)
     given = lambda p, e: e["left"] @ p, jnp.zeros((5, 8)), batch, mask
     refused("loss must return one number", ghost_gradient_sum, *given, grid=GRID)
 

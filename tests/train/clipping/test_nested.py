@@ -7,7 +7,7 @@ import pytest
 from flax import nnx
 from jax import lax
 
-from train.clipping import equations, ghost
+from train.clipping import equations, ghost, parts
 from train.clipping.ghost import ghost_gradient_sum
 from train.clipping.grid import Grid
 from train.clipping.per_example import clipped_gradient_sum
@@ -195,6 +195,33 @@ def test_a_scan_of_remat_takes_the_memory_of_its_layers_unrolled():
     apart = lowered(ghost_gradient_sum, unrolled, list(kernels))
     assert memory(scanned) < 1.25 * memory(apart)
     assert memory(lowered(clipped_gradient_sum, deep, kernels)) > 4 * memory(scanned)
+
+
+def test_sums_of_microbatches_are_added_up_a_pass_at_a_time(monkeypatch):
+    """The same integers, to the last bit of float64, without a second sum of all passes in memory."""
+    width, size, mask = 128, 16, np.ones(16, bool)
+    kernels, batch = drawn(LAYERS, width, width), {"x": drawn(size, POSITIONS, width)}
+    found = []
+    for many in (0, kernels.size):
+        monkeypatch.setattr(ghost, "_MANY", many)
+        options = dict(grid=GRID, microbatch_size=4)
+        run = jax.jit(lambda p, b, o=options: ghost_gradient_sum(deep, p, b, mask, **o).total.values)
+        program = run.lower(kernels, batch).compile()
+        found.append((program.memory_analysis().temp_size_in_bytes, program(kernels, batch)))
+    (memory, ours), (of_whole, theirs) = found
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=0, atol=1), ours, theirs)
+    assert memory < 0.8 * of_whole
+
+
+@pytest.mark.parametrize("entries", [7, 64, 1000])
+def test_squares_of_parts_add_up(monkeypatch, entries):
+    """Of gradients that are written down; also where no number of parts divides their size."""
+    gradients = drawn(ROWS, LAYERS, 8, 31)
+    monkeypatch.setattr(parts, "_AT_ONCE", entries)
+    with jax.enable_x64(True):
+        (square, _) = parts.Whole(jnp.asarray(gradients)).norms()
+        assert square.dtype == np.float64
+    np.testing.assert_allclose(square, np.square(np.float64(gradients)).sum((1, 2, 3)), rtol=1e-14)
 
 
 def test_layers_and_recurrent_cells_of_nnx():
