@@ -46,10 +46,6 @@ class Pieces(NamedTuple):
                 break
         return cls(cut, tuple(shape) if math.prod(shape) >= _LEAST else cut.shape)
 
-    def among(self, arrays: Sequence[tuple[int, ...] | Cut], at: int, number) -> list[tuple[int, ...] | Cut]:
-        """Return arrays of which the one at `at`, whose pieces these are, is one piece, by its () integer."""
-        return [*arrays[:at], self.at(number), *arrays[at + 1 :]]
-
     @property
     def number(self) -> int:
         """Of pieces."""
@@ -65,7 +61,27 @@ class Pieces(NamedTuple):
         return Cut(self.cut.whole, self.shape, tuple(begin))
 
 
-def large_of(arrays: Sequence[tuple[int, ...] | Cut]) -> dict[int, Pieces]:
-    """Return the pieces of the arrays, by their numbers, that are in more than one."""
+class Group(NamedTuple):
+    """Arrays of as many pieces, which one loop draws: a program has one key stream for all of them.
+
+    Attributes:
+      pieces: of the arrays of this group, by their numbers.
+      turns: of the loop, one piece of each array in each.
+    """
+
+    pieces: dict[int, Pieces]
+    turns: int
+
+    def among(self, arrays: Sequence[tuple[int, ...] | Cut], turn) -> list[tuple[int, ...] | Cut]:
+        """Return all arrays, of which those of the group are the pieces of one turn, a () integer."""
+        return [self.pieces[i].at(turn) if i in self.pieces else array for i, array in enumerate(arrays)]
+
+
+def groups_of(arrays: Sequence[tuple[int, ...] | Cut]) -> tuple[list[int], list[Group]]:
+    """Return the numbers of the arrays that are one piece, and the groups of the others."""
     found = {i: Pieces.of(array) for i, array in enumerate(arrays)}
-    return {i: pieces for i, pieces in found.items() if pieces.number > 1}
+    groups: dict[int, dict[int, Pieces]] = {}
+    for i, pieces in found.items():
+        groups.setdefault(pieces.number, {})[i] = pieces
+    whole = [i for i, pieces in found.items() if pieces.number <= 1]
+    return whole, [Group(pieces, turns) for turns, pieces in groups.items() if turns > 1]

@@ -27,7 +27,7 @@ from jaxacct.strategies import BufferedRecursion, NoiseRecursion, Strategy
 from ..clipping.joined import Layout
 from ..procedures.stored import stored
 from .normals import LARGEST, fresh_key, key_of_run, normals_of, split, standard_normals
-from .pieces import large_of
+from .pieces import groups_of
 
 FRACTION = 2.0**7  # kept z are integers in units of 1/128 grid unit
 _FINE = 2.0**-31  # of the unit of a running sum
@@ -101,11 +101,10 @@ def draw(
     """
     arrays = [jnp.shape(leaf) for leaf in jax.tree.leaves(params)] if cuts is None else list(cuts)
     if normals is None:
-        large = large_of(arrays)
-        small = [i for i in range(len(arrays)) if i not in large]
+        small, groups = groups_of(arrays)
         vectors = normals_of(state.key, state.step, arrays, small)
     else:
-        large, small, vectors = {}, range(len(arrays)), split(normals, arrays)
+        small, groups, vectors = range(len(arrays)), [], split(normals, arrays)
     for z in vectors:
         if z.dtype != np.float64:
             raise ValueError(f"normals must be float64, got {z.dtype}")
@@ -115,9 +114,9 @@ def draw(
         stream = _stream_of(strategy)
         solve, renewed, slot = stream.at(levels, state.step)
 
-        def advanced(vectors, rings) -> list[tuple[jax.Array, jax.Array | None]]:
+        def advanced(vectors, rings, apart=()) -> list[tuple[jax.Array, jax.Array | None]]:
             """Return of each array its noise, and what of its ring is new; None where nothing is kept."""
-            layout = Layout.of(vectors)
+            layout = Layout.of(vectors, apart)
             fresh = [stream.fresh(levels, z) for z in layout.join(vectors, 0)]
             joined = layout.join(rings)
             made = [solve(*each) for each in zip(fresh, joined, strict=True)]
@@ -135,19 +134,25 @@ def draw(
             drawn[i] = noise
             if new is not None:
                 rings[i] = jax.lax.dynamic_update_slice_in_dim(rings[i], new, slot, 0)
-        for i, pieces in large.items():
+        for group in groups:
+            own = list(group.pieces)
 
-            def turn(ring, number, i=i, pieces=pieces):
-                (z,) = normals_of(state.key, state.step, pieces.among(arrays, i, number), [i])
-                ((noise, new),) = advanced([z.reshape(-1)], [_OfPiece(ring, number)])
-                if new is not None:
-                    ring = jax.lax.dynamic_update_slice(ring, new[:, None], (slot, number, np.int32(0)))
-                return ring, noise
+            def turn(kept, number, group=group, own=own):
+                vectors = normals_of(state.key, state.step, group.among(arrays, number), own)
+                given = [z.reshape(-1) for z in vectors], [_OfPiece(ring, number) for ring in kept]
+                found = advanced(*given, apart=range(len(own)))
+                at = slot, number, np.int32(0)
+                kept = [
+                    ring if new is None else jax.lax.dynamic_update_slice(ring, new[:, None], at)
+                    for ring, (_, new) in zip(kept, found, strict=True)
+                ]
+                return kept, [noise for noise, _ in found]
 
-            by_piece = (len(rings[i]), pieces.number, math.prod(pieces.shape))
-            numbers = jnp.arange(pieces.number, dtype=jnp.int32)
-            ring, noise = jax.lax.scan(turn, rings[i].reshape(by_piece), numbers)
-            drawn[i], rings[i] = noise.reshape(pieces.cut.shape), ring.reshape(rings[i].shape)
+            sizes = [math.prod(pieces.shape) for pieces in group.pieces.values()]
+            by_piece = [rings[i].reshape(-1, group.turns, size) for i, size in zip(own, sizes, strict=True)]
+            found = jax.lax.scan(turn, by_piece, jnp.arange(group.turns, dtype=jnp.int32))
+            for i, ring, noise in zip(own, *found, strict=True):
+                drawn[i], rings[i] = noise.reshape(group.pieces[i].cut.shape), ring.reshape(rings[i].shape)
     noise, recent = (jax.tree.unflatten(structure, leaves) for leaves in (drawn, rings))
     return noise, NoiseState(state.step + 1, recent, state.key)
 

@@ -12,7 +12,7 @@ import jax.numpy as jnp
 from jaxacct.strategies import NoiseRecursion, Strategy
 
 from .normals import Cut, key_of_run, normals_of
-from .pieces import large_of
+from .pieces import groups_of
 from .recursion import FRACTION, LastVectors, NoiseState
 
 KEEP, RECOMPUTE = "keep", "recompute"
@@ -64,14 +64,15 @@ def draw(strategy: Strategy, levels: float, state: NoiseState, params, *, cuts=N
             totals, _ = jax.lax.scan(add, zeros, (ages, weights))
             return [jnp.floor(total + 0.5).astype(jnp.int32) for total in totals]
 
-        large = large_of(arrays)
-        small = [i for i in range(len(arrays)) if i not in large]
+        small, groups = groups_of(arrays)
         found = dict(zip(small, drawn(arrays, small) if small else (), strict=True))
-        for i, pieces in large.items():
+        for group in groups:
+            own = list(group.pieces)
             of_pieces = jax.lax.map(
-                lambda number, i=i, pieces=pieces: drawn(pieces.among(arrays, i, number), [i])[0],
-                jnp.arange(pieces.number),
+                lambda number, group=group, own=own: drawn(group.among(arrays, number), own),
+                jnp.arange(group.turns),
             )
-            found[i] = of_pieces.reshape(pieces.cut.shape)
+            for i, noise in zip(own, of_pieces, strict=True):
+                found[i] = noise.reshape(group.pieces[i].cut.shape)
     noise = jax.tree.unflatten(structure, [found[i] for i in range(len(arrays))])
     return noise, state._replace(step=state.step + 1)
