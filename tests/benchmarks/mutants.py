@@ -335,6 +335,7 @@ MUTANTS = [
     Mutant("train/clipping/ghost.py", "clipping.mesh.size * pieces.number", "clipping.mesh.size", GHOST),
     Mutant("train/clipping/grid.py", "(batch - 1).bit_length() - 53)", "(batch - 1).bit_length() - 60)", GHOST),
     Mutant("train/clipping/parts.py", "array[:, number][:, None]", "array[:, 0][:, None]", NESTED),
+    Mutant("train/clipping/parts.py", "~(weights[0] < 0)", "weights[0] > 0", NESTED),
     Mutant("train/clipping/parts.py", "parts[:, at].astype", "parts[:, 0].astype", NESTED),
     Mutant("train/clipping/sums.py", "if self.skip_padding and self.mesh is not None:", "if False:", GHOST),
     Mutant("train/clipping/ghost.py", "depth, alone, roundings)", "depth, alone)", GHOST),

@@ -37,9 +37,6 @@ _ROUNDING, _IN_FLOAT32 = 2.0**-53, 2.0**-24
 _MAX_SPENT = 0.01
 # By default, at a time: entries of what the loss computes, of what makes up gradients, and examples.
 _AT_ONCE = {"cpu": (2**23, 3 * 2**19, 512), "others": (2**30, 2**27, 2**20)}
-_MANY = (
-    2**20
-)  # entries of a sum of which a microbatch's is not in memory beside it, but for one pass of a scan
 
 
 BACKENDS = "cpu", "gpu"  # whose float64 is IEEE's
@@ -160,11 +157,11 @@ def _of_rows(whole, over, batch, mask, records, *, clipping: Clipping, size: int
 
     upward = 1 + 2 * _gamma(sum(each.squares for each in sizes) + 16)
 
-    def kept(number, old) -> tuple[Callable[..., Any], bool]:
-        """Return what of a sum is kept, and whether one pass at a time; the joined one has no number."""
+    def kept(number) -> tuple[Callable[..., Any] | None, bool]:
+        """Return what a device keeps of a sum, if not all, and whether of one pass at a time."""
         if number in cut:
             return functools.partial(over.added, number), shards[number].is_whole_along(1)
-        return lambda array, _=0: array, old is not None and old.size > _MANY
+        return None, True
 
     def accumulate(total, inputs):
         rows, real = inputs
@@ -183,7 +180,7 @@ def _of_rows(whole, over, batch, mask, records, *, clipping: Clipping, size: int
         long = ~keep | ~(jnp.sqrt(square) <= target * grid.unit)
         weight = jnp.where(real & keep, weight, 0.0)
         total = [
-            onto(old, part, weight, alone > 0, *kept(number, old))
+            onto(old, part, weight, alone > 0, *kept(number))
             for old, part, number in zip(total, parts, numbers, strict=True)
         ]
         norms = jnp.where(keep, jnp.sqrt(square), jnp.inf).astype(jnp.float32)

@@ -6,7 +6,6 @@ in float32 where that costs little), without the gradients (proofs/released_numb
 
 import functools
 import math
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -25,6 +24,7 @@ _MAX_LOOKED_UP = 2**13
 # A gradient written down costs the time of so many products an entry.
 _WRITTEN = 24
 _SMALL = 2**13  # entries of a gradient that stays in a processor's cache
+_MANY = 2**20  # entries of a large sum
 _AT_ONCE = 2**18  # entries of a gradient whose squares are added up together
 
 
@@ -194,26 +194,45 @@ class Table:
 Part = Whole | Factors | Table
 
 
-def onto(total, part: Part, weights, in_float32: bool, add: Callable[..., jax.Array], by_pass: bool):
-    """Return `total`, or None, and the weighted sum of a part; `add` is what a device keeps of a sum.
+def onto(total, part: Part, weights, in_float32: bool, add=None, by_pass: bool = True):
+    """Return `total`, or None, and the weighted sum of a part.
 
-    With `by_pass` a parameter with an axis of passes, of a scan, has one of them in memory at a time: `add`
-    is then given (its sum, 1), as one axis is missing there.
+    A large sum is in memory beside `total` for one parameter at a time; for one pass, where the parameter has
+    an axis of passes of a scan.
+
+    Args:
+      total: of earlier rows.
+      part: of one parameter.
+      weights: (rows,) float64, 0 or more.
+      in_float32: as of `total` of the part.
+      add: what a device keeps of a sum over its rows, if not all: called with a sum, or with that of one pass
+        and 1, the number of axes that are missing there. It may wait for other devices.
+      by_pass: whether `add` can be given passes.
     """
-    if not (by_pass and isinstance(part, Factors) and part.passes):
-        found = add(part.total(weights, in_float32))
+    is_large = total is not None and total.size > _MANY
+    if isinstance(part, Factors) and part.passes and (by_pass if add else is_large):
+
+        def of_pass(number):
+            found = part.of_pass(number).total(weights)
+            return add(found, 1) if add else found
+
+        def one(number, total):
+            old = lax.dynamic_index_in_dim(total, number, 0, keepdims=False)
+            return lax.dynamic_update_index_in_dim(total, old + of_pass(number), number, 0)
+
+        if total is None:
+            return lax.map(of_pass, jnp.arange(part.passes))
+        return lax.fori_loop(0, part.passes, one, total)
+
+    def added(total):
+        found = part.total(weights, in_float32)
+        found = add(found) if add else found
         return found if total is None else total + found
 
-    def of_pass(number):
-        return add(part.of_pass(number).total(weights), 1)
-
-    def one(number, total):
-        old = lax.dynamic_index_in_dim(total, number, 0, keepdims=False)
-        return lax.dynamic_update_index_in_dim(total, old + of_pass(number), number, 0)
-
-    if total is None:
-        return lax.map(of_pass, jnp.arange(part.passes))
-    return lax.fori_loop(0, part.passes, one, total)
+    if add or not is_large:
+        return added(total)
+    # A branch that is always taken: else a compiler makes the sums of all parameters before it adds one up.
+    return lax.cond(~(weights[0] < 0), added, lambda total: total, total)
 
 
 def part_of(tap: _uses.Tap | None, arrays) -> Part:

@@ -197,19 +197,20 @@ def test_a_scan_of_remat_takes_the_memory_of_its_layers_unrolled():
     assert memory(lowered(clipped_gradient_sum, deep, kernels)) > 4 * memory(scanned)
 
 
-def test_sums_of_microbatches_are_added_up_a_pass_at_a_time(monkeypatch):
-    """The same integers, to the last bit of float64, without a second sum of all passes in memory."""
-    width, size, mask = 128, 16, np.ones(16, bool)
+@pytest.mark.parametrize("of", [deep, unrolled])
+def test_sums_of_microbatches_are_added_up_one_at_a_time(monkeypatch, of):
+    """The same integers, without a second sum of all layers in memory: by passes of a scan, by parameters."""
+    width, size, mask = 128, 16, np.arange(16) % 4 > 0
     kernels, batch = drawn(LAYERS, width, width), {"x": drawn(size, POSITIONS, width)}
-    found = []
+    params, found = kernels if of is deep else list(kernels), []
     for many in (0, kernels.size):
-        monkeypatch.setattr(ghost, "_MANY", many)
+        monkeypatch.setattr(parts, "_MANY", many)
         options = dict(grid=GRID, microbatch_size=4)
-        run = jax.jit(lambda p, b, o=options: ghost_gradient_sum(deep, p, b, mask, **o).total.values)
-        program = run.lower(kernels, batch).compile()
-        found.append((program.memory_analysis().temp_size_in_bytes, program(kernels, batch)))
+        run = jax.jit(lambda p, b, o=options: ghost_gradient_sum(of, p, b, mask, **o).total.values)
+        program = run.lower(params, batch).compile()
+        found.append((program.memory_analysis().temp_size_in_bytes, program(params, batch)))
     (memory, ours), (of_whole, theirs) = found
-    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=0, atol=1), ours, theirs)
+    jax.tree.map(np.testing.assert_array_equal, ours, theirs)
     assert memory < 0.8 * of_whole
 
 
