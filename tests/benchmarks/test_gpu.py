@@ -8,7 +8,6 @@ import pytest
 
 from jaxacct.kernels.likelihoods import gpu_recurrence
 from tests.benchmarks import gpu, jobs, large_steps, results
-from train.noise import gpu_keystream
 
 SMALL = {
     "gpu_checks": {},
@@ -71,14 +70,10 @@ def test_the_table_after_one_that_fails_runs(small, monkeypatch):
     assert len(recorded["rows"]) == 4 and "failed: MemoryError: of the device" in recorded["note"]
 
 
-def test_steps_compile_for_a_gpu(monkeypatch):
-    """As far as a machine without one can, with the kernel of ChaCha20 where all noise is of one device."""
+def test_steps_are_lowered_for_a_gpu(monkeypatch):
+    """As far as a machine without one can, but for the kernel of ChaCha20, which has a test of its own."""
     monkeypatch.setattr(jax, "default_backend", lambda: "gpu")
-    monkeypatch.setattr(gpu_keystream, "_works", lambda: True)
-    shapes, found = gpu.shapes_of(1, 16, 40), {}
-    for name, (begin, run, given) in large_steps.all_kinds(shapes).items():
+    shapes = gpu.shapes_of(1, 16, 40)
+    for begin, run, given in large_steps.all_kinds(shapes).values():
         state = begin(large_steps.parameters(shapes, scanned=True))
-        text = run.trace(state, *given).lower(lowering_platforms=("cuda",)).as_text()
-        found[name.partition(" over")[0]] = "chacha20" in text
-    with_kernel = {"private": True, "private, recomputed noise": True, "private, sharded": False}
-    assert found == {"plain": False, "jax-privacy": False} | with_kernel
+        run.trace(state, *given).lower(lowering_platforms=("cuda",))
