@@ -37,8 +37,8 @@ STRICT = set(
 # From twenty seconds down to eight: run first, so that no worker is left alone with one of them.
 LONG_FILES = (
     "test_questions test_pairs test_redrawn_bins test_batch_clipping test_interoperation test_checker "
-    "test_choosing test_replace_one test_independent_truncation test_audit_command test_ghost test_loop "
-    "test_loaders test_randomness test_fine_tuning test_gpu_recurrence test_curves test_history "
+    "test_choosing test_replace_one test_independent_truncation test_gpu test_audit_command test_ghost "
+    "test_loop test_loaders test_randomness test_fine_tuning test_gpu_recurrence test_curves test_history "
     "test_inflated test_start test_plan test_random_allocation test_add_direction test_notebooks "
     "test_truncated_b_min_sep test_overlapping_replicas test_report "
     "test_composed test_composed_losses test_non_banded "

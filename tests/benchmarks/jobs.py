@@ -76,14 +76,13 @@ JOBS: dict[str, str] = {
 }
 
 
-def measured(arguments: str) -> dict[str, Any]:
-    """Return the CPU seconds, megabytes and noise multipliers of one command, and its plan if it ended."""
+def measured(arguments: str, max_cpu: int = MAX_CPU) -> dict[str, Any]:
+    """Return the seconds, megabytes and noise multipliers of one command, and its plan if it ended."""
     command = [sys.executable, "-m", "jaxacct", "calibrate", *arguments.split(), "--json"]
     first, before, bound, last = None, None, None, ""
-    limits = {"preexec_fn": lambda: resource.setrlimit(resource.RLIMIT_CPU, (MAX_CPU, MAX_CPU))}
-    with subprocess.Popen(
-        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, **limits
-    ) as process:
+    pipes, began = dict(stdout=subprocess.PIPE, stderr=subprocess.PIPE), time.perf_counter()
+    with subprocess.Popen(command, text=True, **pipes) as process:
+        resource.prlimit(process.pid, resource.RLIMIT_CPU, (max_cpu, max_cpu))
         assert process.stderr is not None and process.stdout is not None
         for line in process.stderr:
             found = re.search(r"certified without samples: noise multiplier (\S+) \(accountant (\S+)\)", line)
@@ -94,11 +93,11 @@ def measured(arguments: str) -> dict[str, Any]:
         text = process.stdout.read()
         _, status, usage = os.wait4(process.pid, 0)
         process.returncode = os.waitstatus_to_exitcode(status)
-    seconds = [first, usage.ru_utime + usage.ru_stime]
-    numbers = dict(seconds=seconds, megabytes=[before, usage.ru_maxrss / 1024])
+    seconds, wall = [first, usage.ru_utime + usage.ru_stime], time.perf_counter() - began
+    numbers = dict(seconds=seconds, wall=wall, megabytes=[before, usage.ru_maxrss / 1024])
     numbers |= dict(first_noise=bound and float(bound[0]), plan=None)
     if process.returncode:
-        stopped = f"{'none' if bound is None else bound[1]}, stopped at {MAX_CPU} s"
+        stopped = f"{'none' if bound is None else bound[1]}, stopped at {max_cpu} s"
         return numbers | dict(noise=numbers["first_noise"], by=stopped if process.returncode < 0 else last)
     plan = json.loads(text)
     noise, by = plan["claim"]["noise_multiplier"], plan["evidence"].get("accountant", "samples")

@@ -16,8 +16,20 @@ import numpy as np
 import optax
 
 from tests.benchmarks.results import recorded
-from tests.benchmarks.sharded_memory import ADAM, BANDS, BATCH, POSITIONS, asked, loss, note_of, private_step
+from tests.benchmarks.sharded_memory import (
+    ADAM,
+    BANDS,
+    BATCH,
+    POSITIONS,
+    asked,
+    loss,
+    mesh_of,
+    note_of,
+    private_step,
+    sharded,
+)
 from tests.benchmarks.steps import peer_of
+from train.procedures.step import PrivateStep
 
 TURNS = 4
 COLUMNS = ["layers", "step", "CPU s a step", "over plain", "CPU s to compile"]
@@ -46,28 +58,54 @@ def parameters(shapes, scanned: bool) -> dict:
     return {"table": table, "layers": layers}
 
 
+def batch_of(shapes, rows: int = BATCH) -> dict[str, np.ndarray]:
+    """Return rows of random words."""
+    words = np.random.default_rng(0).integers(0, shapes["table"][0], (rows, POSITIONS + 1)).astype(np.int32)
+    return {"words": words[:, :-1], "next": words[:, 1:]}
+
+
+def kinds(shapes) -> dict[str, tuple]:
+    """Return (first state of parameters, step, what else it is given) of each kind, by name."""
+    batch, step, (begin, peer) = batch_of(shapes), private_step("keep"), peer_of(loss, BANDS, 2, ADAM)
+    return {
+        "plain": (lambda params: (params, ADAM.init(params)), plain, (batch,)),
+        "private": (step.init, step, (batch, np.ones(BATCH, bool))),
+        "jax-privacy": (begin, jax.jit(peer, donate_argnums=0), (batch,)),
+    }
+
+
+def all_kinds(shapes) -> dict[str, tuple]:
+    """Return `kinds`, with noise that is kept nowhere, and over a mesh of all devices; most memory last."""
+    mesh, found = mesh_of((1, -1)), kinds(shapes)
+    again, over, given = private_step("recompute"), private_step("keep", mesh), found["private"][2]
+
+    return {
+        "plain": found.pop("plain"),
+        "private, recomputed noise": (again.init, again, given),
+        f"private, sharded over {mesh.size}": (lambda params: over.init(sharded(params, mesh)), over, given),
+        **found,
+    }
+
+
+def after(run, given, state) -> tuple:
+    """Return what a step gives, and the state after it."""
+    found = run(state, *given)
+    return found, found[0] if isinstance(run, PrivateStep) else found
+
+
 def measured(shapes) -> Iterator[list[str]]:
     """Yield the rows of the record."""
-    words = np.random.default_rng(0).integers(0, shapes["table"][0], (BATCH, POSITIONS + 1)).astype(np.int32)
-    batch, mask = {"words": words[:, :-1], "next": words[:, 1:]}, np.ones(BATCH, bool)
     size = sum(map(math.prod, shapes.values()))
     for scanned in (True, False):
-        step, (begin, peer) = private_step("keep"), peer_of(loss, BANDS, 2, ADAM)
-        runs = {
-            "plain": (lambda params: (params, ADAM.init(params)), plain, (batch,)),
-            "private": (step.init, step, (batch, mask)),
-            "jax-privacy": (begin, jax.jit(peer, donate_argnums=0), (batch,)),
-        }
         least: dict[str, float] = {}
-        for name, (first, run, given) in runs.items():
+        for name, (first, run, given) in kinds(shapes).items():
             state, taken = first(parameters(shapes, scanned)), []
             begun = time.process_time()
             temporary = run.trace(state, *given).lower().compile().memory_analysis().temp_size_in_bytes
             compiled = time.process_time() - begun
             for _ in range(TURNS):
                 begun = time.process_time()
-                after = jax.block_until_ready(run(state, *given))
-                state = after[0] if run is step else after
+                _, state = jax.block_until_ready(after(run, given, state))
                 taken.append(time.process_time() - begun)
             least[name] = min(taken[1:])
             numbers = (least[name], least[name] / least["plain"], compiled, temporary / (4 * size))

@@ -76,6 +76,21 @@ def loss(params, example):
     return optax.softmax_cross_entropy_with_integer_labels(x @ params["table"].T, example["next"]).mean()
 
 
+def mesh_of(layout: tuple[int, int] | None) -> Mesh | None:
+    """Return a mesh of all devices; None for None."""
+    return None if layout is None else Mesh(np.array(jax.devices()).reshape(layout), ("data", "model"))
+
+
+def spec_of(axes: int) -> PartitionSpec:
+    """Return the layout of an array whose last axis is cut."""
+    return P(*(None,) * (axes - 1), "model")
+
+
+def sharded(params: dict[str, jax.Array], mesh: Mesh) -> dict[str, jax.Array]:
+    """Return parameters with the last axis of each cut."""
+    return {n: jax.device_put(leaf, NamedSharding(mesh, spec_of(leaf.ndim))) for n, leaf in params.items()}
+
+
 def private_step(noise_memory: str, mesh: Mesh | None = None) -> PrivateStep:
     """Return the step of Adam by ghost clipping of two rows at a time."""
     mechanism = Mechanism(BMinSep(100, BANDS, 0.1), BandedInverse.bisr(iterations=100, bands=BANDS), 1.0)
@@ -87,13 +102,13 @@ def private_step(noise_memory: str, mesh: Mesh | None = None) -> PrivateStep:
 
 def memory(shapes, layout: tuple[int, int] | None, noise_memory: str) -> Any:
     """Return what the compiler says of a step's memory on one device."""
-    mesh = None if layout is None else Mesh(np.array(jax.devices()).reshape(layout), ("data", "model"))
+    mesh = mesh_of(layout)
 
     def array(shape, dtype, spec: PartitionSpec = WHOLE):
         sharding = None if mesh is None else NamedSharding(mesh, spec)
         return jax.ShapeDtypeStruct(shape, dtype, sharding=sharding)
 
-    specs = {name: P(*(None,) * (len(shape) - 1), "model") for name, shape in shapes.items()}
+    specs = {name: spec_of(len(shape)) for name, shape in shapes.items()}
     step = private_step(noise_memory, mesh)
     copies = 0 if step.private.redraws else step.private.mechanism.strategy.noise_copies
     params = {name: array(shape, jnp.float32, specs[name]) for name, shape in shapes.items()}
@@ -113,10 +128,10 @@ def peer(shapes, layout: tuple[int, int] | None) -> Any:
 
     Every array with as many axes as a parameter, or one more, has its last axis over the model axis.
     """
-    mesh = None if layout is None else Mesh(np.array(jax.devices()).reshape(layout), ("data", "model"))
+    mesh = mesh_of(layout)
 
     def placed(leaf, spec: PartitionSpec | None = None):
-        spec = P(*(None,) * (leaf.ndim - 1), "model") if spec is None and leaf.ndim > 1 else spec or WHOLE
+        spec = spec_of(leaf.ndim) if spec is None and leaf.ndim > 1 else spec or WHOLE
         return leaf if mesh is None else leaf.update(sharding=NamedSharding(mesh, spec))
 
     first, step = peer_of(loss, BANDS, 2, ADAM)

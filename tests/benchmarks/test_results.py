@@ -1,11 +1,9 @@
-"""The page of results has no number that its records lack; the script for a machine with a GPU runs."""
+"""The page of results has no number that its records lack."""
 
-import functools
 import json
 import re
 
-from jaxacct.kernels.likelihoods import gpu_recurrence
-from tests.benchmarks import gpu, pictures, results, throughput
+from tests.benchmarks import pictures, results
 
 NUMBER = re.compile(r"[0-9]+(?:\.[0-9]+)?(?:e-[0-9]+)?")
 
@@ -62,16 +60,3 @@ def test_pictures_are_drawn_from_the_records(tmp_path, monkeypatch):
     monkeypatch.setattr(pictures, "FIGURES", tmp_path)
     pictures.write({entry["name"]: entry for entry in results.records()})
     assert len(list(tmp_path.glob("*.png"))) == len(pictures.DRAWN)
-
-
-def test_draws_on_a_gpu_are_measured(monkeypatch):
-    """Also where there is none: a short loan is not spent on its bugs."""
-    setting = (40, 4, 3000, 50, 1.0, 2.0)
-    monkeypatch.setattr(throughput, "SETTINGS", (setting,))
-    monkeypatch.setattr(gpu, "SAMPLES", 128)
-    by_interpreter = functools.partial(gpu_recurrence.kernel_values, interpret=True)
-    monkeypatch.setattr(gpu_recurrence, "kernel_values", by_interpreter)
-    (row,) = gpu.draws()
-    columns = gpu.TABLES["gpu_draws"][3]
-    assert len(row) == len(columns) and row[:2] == (40, 4)
-    assert all(float(str(cell).replace(",", "")) >= 0 for cell in row)

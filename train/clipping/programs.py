@@ -66,7 +66,7 @@ def _of_inner(eqn, jaxpr, values: list[frozenset], rule) -> list[frozenset]:
         values = [frozenset().union(*values)] * len(jaxpr.invars)
     results = flow(jaxpr, values, rule)
     if eqn.primitive.name == "scan":  # what the first pass carries to the next
-        first, carry = eqn.params["num_consts"], eqn.params["num_carry"]
+        first, carry = of_scan(eqn)
         carried = [a | b for a, b in zip(values[first : first + carry], results, strict=False)]
         results = flow(jaxpr, [*values[:first], *carried, *values[first + carry :]], rule)
     return results
@@ -133,6 +133,22 @@ def repeatable(eqn) -> core.ClosedJaxpr | None:
     return None
 
 
+def of_scan(eqn) -> tuple[int, int]:
+    """Return how many arguments of a `scan` are the same in every pass, and how many after them are carried.
+
+    By their axes, as the parameters of the equation differ between versions of JAX: what is scanned over, and
+    what is stacked, has one more than in a pass.
+    """
+    inside = eqn.params["jaxpr"].jaxpr
+
+    def by_pass(outside, inside) -> int:
+        pairs = zip(outside, inside, strict=True)
+        return sum(len(a.aval.shape) > len(b.aval.shape) for a, b in pairs)
+
+    carry = len(eqn.outvars) - by_pass(eqn.outvars, inside.outvars)
+    return len(eqn.invars) - by_pass(eqn.invars, inside.invars) - carry, carry
+
+
 def again(eqn, values, run: Callable[..., tuple[list, Any]], more=None) -> tuple[list, Any]:
     """Return results of a `scan` or a `jax.checkpoint`, and what is read in it.
 
@@ -145,7 +161,7 @@ def again(eqn, values, run: Callable[..., tuple[list, Any]], more=None) -> tuple
       more: pytree of arrays; of a scan with an axis for the passes, which also the arrays returned have.
     """
     inside, spread = repeatable(eqn), []
-    consts, carry = eqn.params.get("num_consts", 0), eqn.params.get("num_carry", 0)
+    consts, carry = of_scan(eqn) if eqn.primitive.name == "scan" else (0, 0)
     handed = {at: _argument(eqn, at) for at in range(carry, len(eqn.outvars))}
 
     def noted(found, read):
@@ -216,7 +232,7 @@ def _argument(eqn, output: int) -> int | None:
     place = _source(inner, inner.outvars[output])
     if name != "scan" or place is None:
         return place
-    consts, carry = params["num_consts"], params["num_carry"]
+    consts, carry = of_scan(eqn)
     if output < carry:
         return place if place == consts + output else None
     # Rows of an array that is scanned over; a constant of all rows becomes another array.

@@ -196,12 +196,12 @@ def _in_program(eqn, place: int, position: int, found: Tap, back) -> Tap | None:
     path = place, *found.path
     if eqn.primitive.name != "scan":
         return found._replace(path=path, back=found.back + back)
-    consts, passes = eqn.params["num_consts"], eqn.params["length"]
+    (consts, carry), passes = _programs.of_scan(eqn), eqn.params["length"]
     result = jax.ShapeDtypeStruct((passes, *found.result.shape), found.result.dtype)
     found = found._replace(path=path, result=result)
     if position < consts:
         return found._replace(equation=Repeated(found.equation, passes), back=found.back + back)
-    if position < consts + eqn.params["num_carry"] or is_lookup(found.equation):
+    if position < consts + carry or is_lookup(found.equation):
         return None
     return found._replace(equation=Stacked(found.equation, found.back, passes), back=back)
 

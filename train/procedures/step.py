@@ -341,17 +341,25 @@ def _noisy_by_device(private: Privatizer, total, noise: NoiseState, mesh, specs)
     mesh = jax.sharding.Mesh(mesh.devices, mesh.axis_names)
     x64, whole = jax.config.read("jax_enable_x64"), jax.sharding.PartitionSpec()
     shapes = [leaf.shape for leaf in jax.tree.leaves(total.whole)]
+    # Arrays without numbers stay outside of `jax.shard_map`: jaxlib 0.11.2 crashes (proofs/errata.md).
+    is_empty, empty = not any(leaf.size for leaf in jax.tree.leaves(noise.recent)), noise.recent
 
     def update(total, noise):
         with jax.enable_x64(x64):
             cuts = [_by_device.own_cut(*each, mesh) for each in zip(shapes, specs, strict=True)]
-            return private.update(total, noise, cuts=cuts)
+            if is_empty:
+                none = jax.tree.map(lambda leaf: jnp.zeros((0, *leaf.shape), jnp.int32), total.whole)
+                noise = noise._replace(recent=none)
+            gradient, after = private.update(total, noise, cuts=cuts)
+            return gradient, after._replace(recent=()) if is_empty else after
 
     params = jax.tree.unflatten(jax.tree.structure(total.whole), specs)
     of_total = GridSum(params, whole, total.grid)
     kept = [jax.sharding.PartitionSpec(None, *spec) for spec in specs]
-    recent: Any = jax.tree.unflatten(jax.tree.structure(noise.recent), kept)
+    recent: Any = () if is_empty else jax.tree.unflatten(jax.tree.structure(noise.recent), kept)
     of_noise = jax.tree.map(lambda _: whole, noise)._replace(recent=recent)
+    noise = noise._replace(recent=()) if is_empty else noise
     with jax.enable_x64(True):
         options: dict[str, Any] = dict(in_specs=(of_total, of_noise), out_specs=(params, of_noise))
-        return jax.shard_map(update, mesh=mesh, check_vma=False, **options)(total, noise)
+        gradient, after = jax.shard_map(update, mesh=mesh, check_vma=False, **options)(total, noise)
+    return gradient, after._replace(recent=empty) if is_empty else after
