@@ -357,7 +357,7 @@ MUTANTS = [
     Mutant("train/noise/redrawn.py", "jnp.where(age <= state.step, ", "jnp.where(age >= 0, ", "tests/train/noise/test_redrawn.py"),
     Mutant(CORRELATED, "            clipping=clipping.clipping,\n", "", "tests/train/clipping/test_automatic.py"),
     Mutant("train/noise/normals.py", "chacha.blocks(key, (counter, step, 0, 0))", "chacha.blocks(key, (counter, 0, 0, 0))", f"{NOISE} {RELEASED}"),
-    Mutant(GPU_WORDS, "(counter, step, np.uint32(0)", "(counter, key[0], np.uint32(0)", GPU_TESTS),
+    Mutant(GPU_WORDS, "(numbers.at[:]), step, np.uint32(0)", "(numbers.at[:]), key[0], np.uint32(0)", GPU_TESTS),
     Mutant(GPU_WORDS, "return np.array_equal(", "return True or np.array_equal(", GPU_TESTS),
     Mutant("train/noise/chacha.py", "(c, d, b, 7)", "(c, d, b, 8)", NOISE),
     Mutant("train/noise/normals.py", ".transpose(2, 1, 0)", ".transpose(2, 0, 1)", GPU_TESTS),

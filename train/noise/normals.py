@@ -215,23 +215,7 @@ def standard_normals(key, step, size: int) -> jax.Array:
       step: () integer.
       size: static.
     """
-    number = _blocks(size)
-
-    def by_program(key, step):
-        return _of_blocks(key, step, jnp.arange(number, dtype=jnp.uint32), size)
-
-    def by_kernel(key, step):
-        words = gpu_keystream.words(key, step, number)
-        with jax.enable_x64(True):
-            # Neighbouring threads compute the same pair of neighbouring blocks, whose words are neighbours.
-            words = words.reshape(_PAIRS, 2, 2, -1).astype(jnp.uint64)
-            x, y = (words[:, i, 0] | words[:, i, 1] << 32 for i in (0, 1))
-            return jnp.stack(_apart(*_box_muller(x, y))).transpose(2, 1, 0).reshape(-1)[:size]
-
-    if not gpu_keystream.serves():
-        return by_program(key, step)
-    # A machine with a GPU may still run this on its CPU.
-    return jax.lax.platform_dependent(key, step, cuda=by_kernel, default=by_program)
+    return _of_blocks(key, step, jnp.arange(_blocks(size), dtype=jnp.uint32), size)
 
 
 def _of_blocks(key, step, numbers, size: int | None = None) -> jax.Array:
@@ -239,17 +223,32 @@ def _of_blocks(key, step, numbers, size: int | None = None) -> jax.Array:
 
     With `size`, the first so many of these 8 n.
     """
-    at_once = min(numbers.size, _BLOCKS_AT_ONCE["cpu" if jax.default_backend() == "cpu" else "others"])
-
-    def some_words(counter):
-        return _apart(chacha.blocks(key, (counter, step, 0, 0)).T)[0]
-
     size = 2 * _PAIRS * numbers.size if size is None else size
-    numbers = jnp.pad(numbers, (0, -numbers.size % at_once)).reshape(-1, at_once)
-    words = jax.lax.map(some_words, numbers)
-    with jax.enable_x64(True):
-        # Two words of 32 bits each, the first is the low one.
-        return _of_words(jax.lax.bitcast_convert_type(words.reshape(-1, 2, 2), jnp.uint64), size)
+
+    def by_program(key, step, numbers):
+        at_once = min(numbers.size, _BLOCKS_AT_ONCE["cpu" if jax.default_backend() == "cpu" else "others"])
+
+        def some_words(counter):
+            return _apart(chacha.blocks(key, (counter, step, 0, 0)).T)[0]
+
+        numbers = jnp.pad(numbers, (0, -numbers.size % at_once)).reshape(-1, at_once)
+        words = jax.lax.map(some_words, numbers)
+        with jax.enable_x64(True):
+            # Two words of 32 bits each, the first is the low one.
+            return _of_words(jax.lax.bitcast_convert_type(words.reshape(-1, 2, 2), jnp.uint64), size)
+
+    def by_kernel(key, step, numbers):
+        words = gpu_keystream.words(key, step, numbers)
+        with jax.enable_x64(True):
+            # Neighbouring threads compute the same pair of neighbouring blocks, whose words are neighbours.
+            words = words.reshape(_PAIRS, 2, 2, -1).astype(jnp.uint64)
+            x, y = (words[:, i, 0] | words[:, i, 1] << 32 for i in (0, 1))
+            return jnp.stack(_apart(*_box_muller(x, y))).transpose(2, 1, 0).reshape(-1)[:size]
+
+    if not gpu_keystream.serves():
+        return by_program(key, step, numbers)
+    # A machine with a GPU may still run this on its CPU.
+    return jax.lax.platform_dependent(key, step, numbers, cuda=by_kernel, default=by_program)
 
 
 @functools.partial(jax.jit, static_argnames="size")

@@ -9,10 +9,9 @@ from typing import Any, NamedTuple
 
 import jax
 
-from . import gpu_keystream
 from .normals import Cut
 
-_MOST = {"cpu": 2**16, "others": 2**24}  # numbers of a piece: which caches of a CPU hold
+_MOST = {"cpu": 2**16, "others": 2**20}  # numbers of a piece, which caches of a CPU hold
 _LEAST = 2**12  # of a piece that is worth a turn of a loop
 
 
@@ -29,13 +28,10 @@ class Pieces(NamedTuple):
 
     @classmethod
     def of(cls, array: tuple[int, ...] | Cut) -> "Pieces":
-        """Return pieces of at most `_MOST` numbers, as large as they can be; one where they would be tiny.
-
-        One, too, where a GPU's kernel draws the numbers of all arrays at once.
-        """
+        """Return pieces of at most `_MOST` numbers, as large as they can be; one where they would be tiny."""
         cut, most = Cut.of(array), _MOST["cpu" if jax.default_backend() == "cpu" else "others"]
         shape = list(cut.shape)
-        if math.prod(shape) <= most or (cut.whole == cut.shape and gpu_keystream.serves()):
+        if math.prod(shape) <= most:
             return cls(cut, cut.shape)
         for axis, size in enumerate(cut.shape):
             rest = math.prod(cut.shape[axis + 1 :])
