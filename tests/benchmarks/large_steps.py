@@ -29,6 +29,7 @@ from tests.benchmarks.sharded_memory import (
     sharded,
 )
 from tests.benchmarks.steps import peer_of
+from train.noise import recursion
 from train.procedures.step import PrivateStep
 
 TURNS = 4
@@ -74,6 +75,21 @@ def kinds(shapes) -> dict[str, tuple]:
     }
 
 
+def noise_alone() -> tuple:
+    """Return (first state of parameters, step, ()): the noise of a step, which the private one adds."""
+    private = private_step("keep").private
+    strategy = private.mechanism.strategy
+
+    @functools.partial(jax.jit, donate_argnums=0)
+    def run(held):
+        return recursion.draw(strategy, private.levels, held[1], held[0])
+
+    def begin(params):
+        return jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, jnp.int32), params), private.init(params)
+
+    return begin, run, ()
+
+
 def all_kinds(shapes) -> dict[str, tuple]:
     """Return `kinds`, with noise that is kept nowhere, and over a mesh of all devices; most memory last."""
     mesh, found = mesh_of((1, -1)), kinds(shapes)
@@ -98,7 +114,7 @@ def measured(shapes) -> Iterator[list[str]]:
     size = sum(map(math.prod, shapes.values()))
     for scanned in (True, False):
         least: dict[str, float] = {}
-        for name, (first, run, given) in kinds(shapes).items():
+        for name, (first, run, given) in (kinds(shapes) | {"noise alone": noise_alone()}).items():
             state, taken = first(parameters(shapes, scanned)), []
             begun = time.process_time()
             temporary = run.trace(state, *given).lower().compile().memory_analysis().temp_size_in_bytes
@@ -120,7 +136,7 @@ if __name__ == "__main__":
         order=66,
         columns=COLUMNS,
         rows=measured(shapes),
-        note=f"{note_of(shapes)}; least of {TURNS - 1} steps after the first. Compile: trace, lower and "
-        "compile. jax-privacy: gradients of two examples at a time, and its own streamed noise of as many "
-        "bands.",
+        note=f"{note_of(shapes)}, batch {BATCH}; least of {TURNS - 1} steps after the first. Compile: trace, "
+        "lower and compile. jax-privacy: gradients of two examples at a time, and its own streamed noise of as "
+        "many bands. Noise alone: key stream, normals, sum and storing, as the private step has it.",
     )

@@ -56,7 +56,7 @@ def asked() -> dict[str, tuple[int, ...]]:
 def note_of(shapes) -> str:
     """Return the beginning of a note."""
     model = f"A transformer of {sum(map(math.prod, shapes.values())):,} parameters, Adam, inverse of {BANDS}"
-    return f"{model} bands, batch {BATCH} of {POSITIONS} words, ghost clipping two rows at a time"
+    return f"{model} bands, rows of {POSITIONS} words, ghost clipping two rows at a time"
 
 
 def loss(params, example):
@@ -100,8 +100,8 @@ def private_step(noise_memory: str, mesh: Mesh | None = None) -> PrivateStep:
     return make_step(loss, private, ADAM, clipping="ghost", mesh=mesh, microbatch_size=2)
 
 
-def memory(shapes, layout: tuple[int, int] | None, noise_memory: str) -> Any:
-    """Return what the compiler says of a step's memory on one device."""
+def memory(shapes, layout: tuple[int, int] | None, noise_memory: str, number: int = BATCH) -> Any:
+    """Return what the compiler says of the memory of a step of so many rows on one device."""
     mesh = mesh_of(layout)
 
     def array(shape, dtype, spec: PartitionSpec = WHOLE):
@@ -117,13 +117,13 @@ def memory(shapes, layout: tuple[int, int] | None, noise_memory: str) -> Any:
     first, *others = jax.eval_shape(ADAM.init, params)
     first = first._replace(count=array((), jnp.int32), mu=params, nu=params)
     rows = WHOLE if mesh is None else P(mesh.axis_names)
-    words = array((BATCH, POSITIONS), jnp.int32, rows)
+    words = array((number, POSITIONS), jnp.int32, rows)
     state = TrainState(params, noise, (first, *others))
-    traced = step.trace(state, {"words": words, "next": words}, array((BATCH,), bool, rows))
+    traced = step.trace(state, {"words": words, "next": words}, array((number,), bool, rows))
     return traced.lower().compile().memory_analysis()
 
 
-def peer(shapes, layout: tuple[int, int] | None) -> Any:
+def peer(shapes, layout: tuple[int, int] | None, number: int = BATCH) -> Any:
     """Return the same of jax-privacy's step under `jit`, with as many copies of kept noise.
 
     Every array with as many axes as a parameter, or one more, has its last axis over the model axis.
@@ -137,7 +137,7 @@ def peer(shapes, layout: tuple[int, int] | None) -> Any:
     first, step = peer_of(loss, BANDS, 2, ADAM)
     params = {name: jax.ShapeDtypeStruct(shape, jnp.float32) for name, shape in shapes.items()}
     state = jax.tree.map(placed, jax.eval_shape(first, params))
-    words = placed(jax.ShapeDtypeStruct((BATCH, POSITIONS), jnp.int32), P("data"))
+    words = placed(jax.ShapeDtypeStruct((number, POSITIONS), jnp.int32), P("data"))
     lowered = jax.jit(step, donate_argnums=0).trace(state, {"words": words, "next": words}).lower()
     return lowered.compile().memory_analysis()
 
@@ -146,9 +146,10 @@ def measured(shapes) -> Iterator[list[str]]:
     """Yield the rows of the record."""
     size = sum(map(math.prod, shapes.values()))
     for name, layout in LAYOUTS.items():
-        for noise_memory in ("keep", "recompute") if layout in (None, (1, 8)) else ("keep",):
-            yield [name, noise_memory, *copies_of(memory(shapes, layout, noise_memory), size)]
-        yield [name, "jax-privacy", *copies_of(peer(shapes, layout), size)]
+        for rows in (BATCH, 4 * BATCH) if layout == (1, 8) else (BATCH,):
+            for noise_memory in ("keep", "recompute") if layout in (None, (1, 8)) else ("keep",):
+                yield [name, rows, noise_memory, *copies_of(memory(shapes, layout, noise_memory, rows), size)]
+            yield [name, rows, "jax-privacy", *copies_of(peer(shapes, layout, rows), size)]
 
 
 def copies_of(found, size: int) -> list[str]:
@@ -162,11 +163,11 @@ if __name__ == "__main__":
         "sharded_memory",
         question="Memory of a device with sharded parameters, in copies of the parameters",
         order=66,
-        columns=["layout", "noise", "state, copies", "beyond it, copies"],
+        columns=["layout", "rows", "noise", "state, copies", "beyond it, copies"],
         rows=measured(shapes),
         note=f"{note_of(shapes)}; by the compiler (`memory_analysis`), for 8 virtual devices. A parameter is "
         "gathered where a layer uses it, and again in the backward pass; its sum is made and scattered a "
-        "layer at a time. That is so where a device has one microbatch, and its parameters an axis of layers "
-        "that is scanned and not cut: else its own sum, 2 copies in float64, is whole. Each example's "
-        "gradient of the tied table is written down, and summed in float64.",
+        "layer at a time, where its axis of layers is scanned and not cut. Each example's gradient of the "
+        "tied table is written down, and summed in float64. The sum of a batch, exact in any order, takes 2 "
+        "copies over all devices together.",
     )
