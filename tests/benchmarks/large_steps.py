@@ -137,6 +137,6 @@ if __name__ == "__main__":
         columns=COLUMNS,
         rows=measured(shapes),
         note=f"{note_of(shapes)}, batch {BATCH}; least of {TURNS - 1} steps after the first. Compile: trace, "
-        "lower and compile. jax-privacy: gradients of two examples at a time, and its own streamed noise of as "
+        "lower and compile. jax-privacy: gradients of two examples at a time, its own streamed noise of as "
         "many bands. Noise alone: key stream, normals, sum and storing, as the private step has it.",
     )
