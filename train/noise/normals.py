@@ -273,13 +273,15 @@ def normals_on_host(key: bytes, step: int, size: int) -> jax.Array:
 
     nonce = np.array([0, step, 0, 0], "<u4").tobytes()
     encryptor = Cipher(algorithms.ChaCha20(key, nonce), mode=None).encryptor()
-    stream = memoryview(bytearray(64 * _blocks(size)))
+    room = np.empty(64 * _blocks(size) + 64, np.uint8)
+    words = room[-room.ctypes.data % 64 :][: 64 * _blocks(size)]  # as XLA aligns arrays: it reads them there
+    stream = memoryview(words)
     for at in range(0, len(stream), len(_ZEROS)):
         part = stream[at : at + len(_ZEROS)]
         if encryptor.update_into(_ZEROS[: len(part)], part) != len(part):
             raise RuntimeError("the cryptography package must write as many bytes of ChaCha20 as it is given")
     with jax.enable_x64(True):
-        return _of_words(jnp.asarray(np.frombuffer(stream, "<u8").reshape(-1, 2)), size)
+        return _of_words(jax.device_put(words.view("<u8").reshape(-1, 2), may_alias=True), size)
 
 
 def _blocks(size: int) -> int:
