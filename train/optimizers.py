@@ -16,6 +16,7 @@ from .clipping.grid import Grid, GridSum
 from .clipping.programs import shapes
 from .noise import recursion as noise
 from .noise import redrawn
+from .procedures.by_device import refuse_explicit_axes
 
 
 @dataclass(frozen=True, eq=False)
@@ -62,6 +63,7 @@ class Privatizer:
         if not isinstance(updates, GridSum) or updates.grid != self.grid:
             was = f"on {updates.grid}" if isinstance(updates, GridSum) else type(updates).__name__
             raise ValueError(f"updates must be a sum of clipped gradients on {self.grid}, got {was}")
+        refuse_explicit_axes(updates=updates.values)
         draw = redrawn.draw if self.redraws else functools.partial(noise.draw, normals=normals)
         drawn, after = draw(self.mechanism.strategy, self.levels, state, updates.whole, cuts=cuts)
         end, sound = self.mechanism.scheme.iterations, updates.is_finite
