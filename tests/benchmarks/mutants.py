@@ -330,6 +330,7 @@ MUTANTS = [
     Mutant("train/procedures/by_device.py", "    if mesh is None:\n\n", "    if True:\n\n", SHARDED),
     Mutant("train/procedures/by_device.py", "in_specs=(same, sharded, along)", "in_specs=(same, sharded, same)", SHARDED),
     Mutant("train/procedures/by_device.py", "mesh=mesh, check_vma=False, **laid_out", "mesh=mesh, **laid_out", SHARDED),
+    Mutant("train/procedures/step.py", "refuse_several_devices(self._mesh, state=after)", "refuse_several_devices(self._mesh)", SHARDED),
     Mutant("train/procedures/by_device.py", "        if number > 1:", "        if False:", SHARDED),
     Mutant("train/procedures/by_device.py", "if size % mesh.size:", "if False:", SHARDED),
     Mutant("train/clipping/per_example.py", "pieces = Microbatches(own,", "pieces = Microbatches(2 * own,", SHARDED),

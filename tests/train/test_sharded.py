@@ -280,6 +280,11 @@ def annotations_and_refusals():
     refused(f"^updates {automatic}", private.update, GridSum([rows], True, private.grid), private.init([x]))
     given = dict(grid=private.grid, mesh=explicit)
     refused(f"^batch {automatic}", clipped_gradient_sum, squares, x[0], rows, x[:, 0] > 0, **given)
+    spread = NamedSharding(mesh, P(None, "model"))
+    to_others = optax.stateless(lambda updates, _: jax.lax.with_sharding_constraint(updates, spread))
+    step = make_step(squares, private, to_others)
+    state, one = step.init(jnp.zeros((6, 8))), "must be on one device where no mesh is given, got on 8"
+    refused(f"^state {one}", step, state, x[:2], np.ones(2, bool))
     divided = Annotated(("model",), nnx.Rngs(0))
     elsewhere = NamedSharding(Mesh(np.array(jax.devices()[:4]), ("model",)), P(None, "model"))
     cases = {

@@ -196,7 +196,8 @@ def error_of_loss(error: Exception, *, has_key: bool) -> str:
     first = next(iter(str(error).splitlines()), "").rstrip(".")
     called = "(model or params, one example without a batch axis" + (", key)" if has_key else ")")
     line = f"{type(error).__name__}: {first}, raised by loss{called}"
-    if isinstance(error, errors.InvalidRngError) or any(word in first for word in ("deterministic", "rngs")):
+    words = "deterministic", "rngs", "PRNGKey"  # of nnx, linen and Haiku
+    if isinstance(error, errors.InvalidRngError) or any(word in first for word in words):
         line += (
             ": model.eval() or deterministic=True drops nothing; for dropout give TrainOptions(loss_key=0), "
             "which gives the loss a key, rngs={'dropout': key} in linen, and seeds the rngs= of nnx layers"

@@ -175,12 +175,17 @@ class PrivateStep:
         """
         with _by_device.within(self._mesh):
             state, batch, mask = _by_device.axes_as_in(self._mesh, (state, batch, mask))
-            return self._after(state, batch, mask, digest)
+            after, info = self._after(state, batch, mask, digest)
+        if not self._begun:
+            # A loss or an optimizer that names several devices has left the step to the compiler.
+            _by_device.refuse_several_devices(self._mesh, state=after)
+            self._begun = True
+        return after, info
 
     def _after(self, state: TrainState, batch, mask, digest: str | None) -> tuple[TrainState, StepInfo]:
         """Return what `__call__` does, of arrays over automatic axes."""
         if not self._begun:
-            self._begun, state = True, _bound_together(state, self.loss, self._mesh)
+            state = _bound_together(state, self.loss, self._mesh)
         specs = _by_device.specs_of(self._mesh, state)
         if digest is not None:
             if self.private.redraws:
