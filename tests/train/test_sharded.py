@@ -290,6 +290,7 @@ def annotations_and_refusals():
     cases = {
         r"be sharded over axes of mesh .*, got 'heads'": Annotated((None, "heads"), nnx.Rngs(0)),
         r"axes of mesh divide: .* cuts axis 0 of shape \(6, 8\) into 4 parts": divided,
+        r"be cut by each axis of mesh once, got ": Annotated(("data", "data"), nnx.Rngs(0)),
         r"got .* over another mesh, \{'model': 4\}": jax.device_put(jnp.zeros((6, 8)), elsewhere),
     }
     for message, model in cases.items():

@@ -259,6 +259,9 @@ def spec_on(mesh: jax.sharding.Mesh, leaf, named=None) -> PartitionSpec:
                 f"model must have arrays that the axes of mesh divide: {named} cuts axis {at} of shape "
                 f"{np.shape(leaf)} into {number} parts"
             )
+    each = [axis for _, axes in cut_axes(named) for axis in axes]
+    if len(set(each)) < len(each):
+        raise ValueError(f"model must be cut by each axis of mesh once, got {named}")
     # As programs return it: another spec of the same parts would be compiled again.
     parts: list[Any] = [None] * np.ndim(leaf)
     for at, axes in cut_axes(named):
