@@ -283,12 +283,11 @@ class Recommendation:
                 f"; {other.scheme.name}, where the number of participations varies, about {other.error:.3g}"
             )
         copies = "copy" if chosen.memory_copies == 1 else "copies"
-        again = ""
-        if chosen.matrix == INVERSE:
-            draws = chosen.strategy.named_bands - 1
+        draws, again = chosen.strategy.named_bands - 1, ""
+        if chosen.matrix == INVERSE and draws:
             again = (
-                f", {draws} draws a step more (about {_A_DRAW * draws:.2g} ms for a million parameters on a "
-                f'CPU core), by TrainOptions(noise_memory="{chosen.noise_memory}")'
+                f", {draws} draw{'s' * (draws > 1)} a step more (about {_A_DRAW * draws:.2g} ms for a "
+                f'million parameters on a CPU core), by TrainOptions(noise_memory="{chosen.noise_memory}")'
             )
         return (
             f"selected: {chosen.describe()}; it keeps {chosen.memory_copies} {copies} of the parameters"
