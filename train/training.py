@@ -86,7 +86,7 @@ def fit(
     hosts.check(options, batches)
     if evaluate is not None:
         arguments.check_callable("evaluate", evaluate, "evaluate(params) -> {name: number}")
-    # The caller's own programs see the mesh that the caller has set, if any; ours one of automatic axes.
+    # The caller's own programs see the mesh that the caller has set, if any; others see none.
     mesh = None if jax.sharding.get_abstract_mesh().empty else options.mesh
     evaluate = None if evaluate is None else _in_numbers(evaluate, mesh)
     show = options.progress is None and is_interactive()
@@ -97,8 +97,7 @@ def fit(
     if not plan.certified:
         raise ValueError("plan must be certified; its evidence does not support the guarantee")
     with contextlib.ExitStack() as stack:
-        if mesh is not None:
-            stack.enter_context(_by_device.within(_by_device.automatic(mesh)))
+        stack.enter_context(_by_device.apart())
         if show:
             bar = stack.enter_context(watch())
             request = replace(request, options=replace(options, progress=bar))
@@ -111,7 +110,7 @@ def _in_numbers(evaluate, mesh: jax.sharding.Mesh | None):
     """Return `evaluate` with its results, JAX scalars perhaps, as floats; called within the mesh, if any."""
 
     def evaluated(params) -> dict[str, float]:
-        with _by_device.within(mesh):
+        with contextlib.nullcontext() if mesh is None else jax.set_mesh(mesh):
             found = evaluate(_by_device.axes_as_in(mesh, params))
         try:
             return {str(name): float(value) for name, value in found.items()}

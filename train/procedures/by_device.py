@@ -41,14 +41,14 @@ def automatic(mesh: Any) -> jax.sharding.Mesh:
     return jax.sharding.Mesh(mesh.devices, mesh.axis_names)
 
 
-def within(mesh: jax.sharding.Mesh | None) -> contextlib.AbstractContextManager:
-    """Return a context in which a mesh takes the place of the caller's, if one is set (`jax.set_mesh`).
+def apart() -> contextlib.AbstractContextManager:
+    """Return a context without the mesh that the caller has set, if any (`jax.set_mesh`).
 
     A program that is being traced keeps the mesh that it has.
     """
-    if mesh is None or jax.sharding.get_abstract_mesh().empty or isinstance(jnp.zeros(()), jax.core.Tracer):
+    if jax.sharding.get_abstract_mesh().empty or isinstance(jnp.zeros(()), jax.core.Tracer):
         return contextlib.nullcontext()
-    return jax.set_mesh(mesh)
+    return jax.set_mesh(jax.sharding.Mesh(np.empty((), object), ()))
 
 
 def axes_as_in(mesh: jax.sharding.Mesh | None, tree):

@@ -150,7 +150,7 @@ class PrivateStep:
         Raises:
           ValueError: for an optimizer whose state never settles, or that needs more than the noisy gradient.
         """
-        with _by_device.within(self._mesh):
+        with _by_device.apart():
             return self._first_state(copied(_by_device.axes_as_in(self._mesh, params)))
 
     def _first_state(self, params) -> TrainState:
@@ -173,7 +173,7 @@ class PrivateStep:
         With `digest`, a text that determines this batch and all before it, the noise is drawn with a new key,
         a function of the state's and of the text: no two batches have the same noise.
         """
-        with _by_device.within(self._mesh):
+        with _by_device.apart():
             state, batch, mask = _by_device.axes_as_in(self._mesh, (state, batch, mask))
             after, info = self._after(state, batch, mask, digest)
         if not self._begun:
@@ -232,7 +232,7 @@ class PrivateStep:
         specs = _by_device.specs_of(self._mesh, state)
         drawn = self._drawn_for(state.noise)
         normals = () if drawn is None else (drawn.normals,)
-        with _by_device.within(self._mesh):
+        with _by_device.apart():
             given = _by_device.axes_as_in(self._mesh, (state, batch, mask))
             return self._jitted.trace(*given, self.loss, specs, *normals)
 
