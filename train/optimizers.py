@@ -16,6 +16,7 @@ from .clipping.grid import Grid, GridSum
 from .clipping.programs import shapes
 from .noise import recursion as noise
 from .noise import redrawn
+from .procedures.by_device import refuse_explicit_axes
 
 
 @dataclass(frozen=True, eq=False)
@@ -38,8 +39,8 @@ class Privatizer:
 
     @property
     def redraws(self) -> bool:
-        """Whether earlier vectors are drawn again rather than kept."""
-        return self.noise_memory == redrawn.RECOMPUTE
+        """Whether earlier vectors are drawn again rather than kept; of one band there are none."""
+        return self.noise_memory == redrawn.RECOMPUTE and self.mechanism.strategy.noise_copies > 0
 
     def init(self, params) -> noise.NoiseState:
         """Return the noise of a new run before its first step, with a key of its own unless one was given."""
@@ -62,6 +63,7 @@ class Privatizer:
         if not isinstance(updates, GridSum) or updates.grid != self.grid:
             was = f"on {updates.grid}" if isinstance(updates, GridSum) else type(updates).__name__
             raise ValueError(f"updates must be a sum of clipped gradients on {self.grid}, got {was}")
+        refuse_explicit_axes(updates=updates.values)
         draw = redrawn.draw if self.redraws else functools.partial(noise.draw, normals=normals)
         drawn, after = draw(self.mechanism.strategy, self.levels, state, updates.whole, cuts=cuts)
         end, sound = self.mechanism.scheme.iterations, updates.is_finite
@@ -98,10 +100,11 @@ def privatize(
       ValueError: bad arguments, or "recompute" for a matrix whose inverse is not banded.
     """
     _validate.one_of("noise_memory", noise_memory, (redrawn.KEEP, redrawn.RECOMPUTE))
-    if noise_memory == redrawn.RECOMPUTE:
-        redrawn.check(mechanism.strategy)
     expected = _validate.positive_number("expected_batch_size", expected_batch_size)
-    return Privatizer(mechanism, Grid.of(mechanism, clip_norm), expected, key, noise_memory)
+    private = Privatizer(mechanism, Grid.of(mechanism, clip_norm), expected, key, noise_memory)
+    if private.redraws:
+        redrawn.check(mechanism.strategy)
+    return private
 
 
 def copied(tree) -> Any:

@@ -1,9 +1,11 @@
 """`fit`: train under a plan, and refuse whatever the plan does not cover."""
 
+import contextlib
 import os
 from collections.abc import Callable, Iterable
 from dataclasses import replace
 
+import jax
 import optax
 
 from jaxacct.common import validate as _validate
@@ -13,6 +15,7 @@ from jaxacct.report.run_card import read_plan
 
 from . import arguments
 from .options import TrainOptions
+from .procedures import by_device as _by_device
 from .procedures.protocol import AnyPlan, Request, Result, procedure_of
 from .run import hosts
 
@@ -83,7 +86,9 @@ def fit(
     hosts.check(options, batches)
     if evaluate is not None:
         arguments.check_callable("evaluate", evaluate, "evaluate(params) -> {name: number}")
-    evaluate = None if evaluate is None else _in_numbers(evaluate)
+    # The caller's own programs see the mesh that the caller has set, if any; others see none.
+    mesh = None if jax.sharding.get_abstract_mesh().empty else options.mesh
+    evaluate = None if evaluate is None else _in_numbers(evaluate, mesh)
     show = options.progress is None and is_interactive()
     if options.progress is True:
         options = replace(options, progress=None)
@@ -91,17 +96,22 @@ def fit(
     procedure.check(plan, request)
     if not plan.certified:
         raise ValueError("plan must be certified; its evidence does not support the guarantee")
-    if not show:
-        return procedure.train(plan, request)
-    with watch() as bar:
-        return procedure.train(plan, replace(request, options=replace(options, progress=bar)))
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(_by_device.apart())
+        if show:
+            bar = stack.enter_context(watch())
+            request = replace(request, options=replace(options, progress=bar))
+        result = procedure.train(plan, request)
+    params, opt_state = _by_device.axes_as_in(mesh, (result.params, result.opt_state))
+    return replace(result, params=params, opt_state=opt_state)
 
 
-def _in_numbers(evaluate):
-    """Return `evaluate` with its results, JAX scalars perhaps, as floats."""
+def _in_numbers(evaluate, mesh: jax.sharding.Mesh | None):
+    """Return `evaluate` with its results, JAX scalars perhaps, as floats; called within the mesh, if any."""
 
     def evaluated(params) -> dict[str, float]:
-        found = evaluate(params)
+        with contextlib.nullcontext() if mesh is None else jax.set_mesh(mesh):
+            found = evaluate(_by_device.axes_as_in(mesh, params))
         try:
             return {str(name): float(value) for name, value in found.items()}
         except (AttributeError, TypeError, ValueError):

@@ -139,13 +139,17 @@ class RunNumbers:
 def memory_of(copies: int | None, matrix: str | None, bands: int | None) -> tuple[str | None, int, int]:
     """Return (name of the matrix, maximum copies, maximum bands) of arguments of `recommend`.
 
-    ValueError for more bands than copies, or no numbers of them.
+    ValueError for more bands than copies, no copies where noise is not drawn again, or no numbers of them.
     """
     if copies == 0 and matrix is None:
         matrix = INVERSE
     needed = 1 if bands is None else copies_of(_validate.positive_integer("bands", bands), matrix)
     copies = max(MEMORY_COPIES, needed) if copies is None else copies
     copies = _validate.positive_integer("memory_copies", copies, minimum=0)
+    if copies == 0 and matrix != INVERSE:
+        raise ValueError(
+            f"memory_copies must be at least 1 for strategy {matrix}, got 0: it is for {INVERSE}"
+        )
     if bands is not None and min(bands, needed) > max(1, copies):
         raise ValueError(f"bands must be at most memory_copies {copies}, got {bands}")
-    return matrix, copies, MAX_INVERSE_BANDS if matrix == INVERSE else max(1, copies)
+    return matrix, copies, MAX_INVERSE_BANDS if matrix == INVERSE else copies

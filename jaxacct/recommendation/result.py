@@ -20,6 +20,7 @@ from jaxacct.strategies.workload import PREFIX_SUM, PREFIX_SUMS
 MAX_EXCESS = 1.05  # certified noise multiplier over the estimate up to which the selected candidate is kept
 MIN_TIME = 0.5  # fraction of the seconds that has to be left for samples of a further candidate
 
+_A_DRAW = 9.5  # ms for a million normals on one CPU core (guides/matrices.md)
 REVEALED = "unamplified"  # accountant of candidates whose participations are revealed
 
 
@@ -282,9 +283,12 @@ class Recommendation:
                 f"; {other.scheme.name}, where the number of participations varies, about {other.error:.3g}"
             )
         copies = "copy" if chosen.memory_copies == 1 else "copies"
-        again = ""
-        if chosen.matrix == INVERSE:
-            again = f', which draws noise again by TrainOptions(noise_memory="{chosen.noise_memory}")'
+        draws, again = chosen.strategy.named_bands - 1, ""
+        if chosen.matrix == INVERSE and draws:
+            again = (
+                f", {draws} draw{'s' * (draws > 1)} a step more (about {_A_DRAW * draws:.2g} ms for a "
+                f'million parameters on a CPU core), by TrainOptions(noise_memory="{chosen.noise_memory}")'
+            )
         return (
             f"selected: {chosen.describe()}; it keeps {chosen.memory_copies} {copies} of the parameters"
             f"{again}\n"

@@ -272,7 +272,7 @@ def test_the_choice_draws_nothing_and_is_the_same_again(found, monkeypatch):
 def test_bad_input():
     for numbers, message in [
         (dict(memory_copies=-1), "memory_copies must be an integer of at least 0, got -1"),
-        (dict(bands=2, memory_copies=0, strategy="optimal"), "bands must be at most memory_copies 0, got 2"),
+        (dict(memory_copies=0, strategy="optimal"), "memory_copies must be at least 1 for strategy optimal"),
         (dict(bands=17, memory_copies=16), "bands must be at most memory_copies 16, got 17"),
         (dict(bands=9), "bands must be at most iterations and dataset_size / batch_size, 8, got 9"),
         (dict(bands=4, min_separation=3), "bands must be at most min_separation 3, got 4"),

@@ -134,7 +134,7 @@ BAD = {
         (Calls(lambda rngs: nnx.MultiHeadAttention(1, 4, dropout_rate=0.1, decode=False, rngs=rngs), True),
          "ValueError: No `deterministic` argument was provided to MultiHeadAttention" + RAISED, DROPOUT),
         (Calls(lambda rngs: nnx.RNN(nnx.SimpleCell(4, 2, rngs=rngs)), True), WROTE,
-         "give loss_key to draw from it, and nnx.RNN its initial_carry="),
+         "give loss_key to draw from it, model.eval() or deterministic=True to draw nothing, and nnx.RNN"),
         (rescaled(nnx.SpectralNorm), WROTE, CLONED),
         (rescaled(nnx.WeightNorm), WROTE, CLONED),
     ],

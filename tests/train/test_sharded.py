@@ -13,7 +13,7 @@ import numpy as np
 import optax
 import pytest
 from flax import nnx
-from jax.sharding import Mesh, NamedSharding, PartitionSpec
+from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
 from jaxacct.mechanisms.mechanism import Mechanism
 from jaxacct.report.run_card import digest_of_files
@@ -24,6 +24,7 @@ from tests.train.noise.test_redrawn import INVERSE, KEY
 from tests.train.runs import plan
 from train import TrainOptions, fit
 from train.clipping.grid import Grid, GridSum
+from train.clipping.per_example import clipped_gradient_sum
 from train.clipping.rows_apart import programs_in
 from train.models.saving import write_model
 from train.noise.normals import Cut, normals_of
@@ -54,8 +55,8 @@ def test_normals_of_parts_are_those_of_the_array():
             np.testing.assert_array_equal(own, array[where])
 
 
-def mesh_of(layout) -> Mesh:
-    return Mesh(np.array(jax.devices()).reshape(layout), ("data", "model"))
+def mesh_of(layout, kind: AxisType = AxisType.Auto) -> Mesh:
+    return Mesh(np.array(jax.devices()).reshape(layout), ("data", "model"), axis_types=(kind,) * 2)
 
 
 def setting():
@@ -108,7 +109,7 @@ def same(one, other) -> None:
 
 def every_layout(clippings, layouts=LAYOUTS):
     """With gradients of examples the bits of one device; with ghost clipping those of whole parameters on as
-    many, as the budget for rounding counts devices.
+    many, as the budget for rounding counts devices. In the last layout axes are explicit.
     """
     *kept, other = layouts
     for clipping in clippings:
@@ -116,7 +117,9 @@ def every_layout(clippings, layouts=LAYOUTS):
         expected = after_three(clipping, whole, cut=False)
         for layout in kept:
             same(after_three(clipping, mesh_of(layout)), expected)
-        redrawn = after_three(clipping, mesh_of(other), memory="recompute")
+        explicit = mesh_of(other, AxisType.Explicit)
+        with jax.set_mesh(explicit):
+            redrawn = after_three(clipping, explicit, memory="recompute")
         same((redrawn.params, redrawn.opt_state), (expected.params, expected.opt_state))
 
 
@@ -256,7 +259,9 @@ def runs_resume():
         folder = Path(folder)
         whole = trained((2, 4), folder / "whole")
         trained((2, 4), folder / "part", 3)
-        same(trained((2, 4), folder / "part").params, whole.params)
+        with jax.set_mesh(mesh_of((2, 4), AxisType.Explicit)):  # which no program of a run sees
+            resumed = trained((2, 4), folder / "part")
+        same(resumed.params, whole.params)
         trained((2, 4), folder / "moved", 3)
         refused(r"holds a run with another .*layout|elastic continues", trained, (4, 2), folder / "moved")
         with pytest.warns(UserWarning, match="continues elsewhere from step 3"):
@@ -287,17 +292,34 @@ def annotations_and_refusals():
     x = np.random.default_rng(0).normal(size=(64, 6)).astype(np.float32)
     covered, mesh = plan("poisson", dataset_size=64, iterations=2, rate=0.2), mesh_of((2, 4))
 
-    def run(model):
+    def run(model, mesh=mesh, evaluate=None):
         options = TrainOptions(mesh=mesh, progress=False)
-        return fit(covered, model, squares, x, optax.sgd(0.1), options=options).params
+        return fit(covered, model, squares, x, optax.sgd(0.1), evaluate=evaluate, options=options).params
 
-    found = run(Annotated((None, "model"), nnx.Rngs(0)))
+    def evaluate(params):
+        return {"size": jnp.square(params["kernel"][...]).sum()}
+
+    explicit = mesh_of((2, 4), AxisType.Explicit)
+    with jax.set_mesh(explicit):  # which the caller's own programs need
+        found = run(Annotated((None, "model"), nnx.Rngs(0)), explicit, evaluate)
+        assert evaluate(found)["size"] > 0
     assert found["kernel"][...].sharding.spec == P(None, "model")
+    private, rows = of_four_bands(), jax.device_put(x, NamedSharding(explicit, P("data")))
+    automatic = "must be over automatic axes, .*, got explicit ones"
+    refused(f"^updates {automatic}", private.update, GridSum([rows], True, private.grid), private.init([x]))
+    given = dict(grid=private.grid, mesh=explicit)
+    refused(f"^batch {automatic}", clipped_gradient_sum, squares, x[0], rows, x[:, 0] > 0, **given)
+    spread = NamedSharding(mesh, P(None, "model"))
+    to_others = optax.stateless(lambda updates, _: jax.lax.with_sharding_constraint(updates, spread))
+    step = make_step(squares, private, to_others)
+    state, one = step.init(jnp.zeros((6, 8))), "must be on one device where no mesh is given, got on 8"
+    refused(f"^state {one}", step, state, x[:2], np.ones(2, bool))
     divided = Annotated(("model",), nnx.Rngs(0))
     elsewhere = NamedSharding(Mesh(np.array(jax.devices()[:4]), ("model",)), P(None, "model"))
     cases = {
         r"be sharded over axes of mesh .*, got 'heads'": Annotated((None, "heads"), nnx.Rngs(0)),
         r"axes of mesh divide: .* cuts axis 0 of shape \(6, 8\) into 4 parts": divided,
+        r"be cut by each axis of mesh once, got ": Annotated(("data", "data"), nnx.Rngs(0)),
         r"got .* over another mesh, \{'model': 4\}": jax.device_put(jnp.zeros((6, 8)), elsewhere),
     }
     for message, model in cases.items():

@@ -245,6 +245,7 @@ def choose(loss: Callable[..., Any], params, batch, **options) -> Choice:
 
 def with_choice(loss: Callable[..., Any], params, batch, **options) -> tuple[Choice, Callable[..., Any]]:
     """Return `choose`, and the loss for it: as it was checked where that is ghost clipping without a mesh."""
+    _by_device.refuse_several_devices(options.get("mesh"), params=params, batch=batch)
     entries = sum(np.size(leaf) for leaf in jax.tree.leaves(params))
     if entries < MIN_ENTRIES:
         return Choice(PER_EXAMPLE, f"{entries} parameters are few"), loss

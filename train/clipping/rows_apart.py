@@ -13,6 +13,7 @@ replaced, and a loss that computes otherwise when it is traced again.
 """
 
 import functools
+import math
 import warnings
 
 import jax
@@ -152,10 +153,23 @@ def why_not(jaxpr, allowed: frozenset = frozenset()) -> str | None:
                 f"{eqn.primitive.name} is not one of the primitives known to compute each row alone; "
                 "compute it before training, as part of the data, or by functions of jax.numpy and jax.nn"
             )
+        if (number := _num_devices(eqn.params)) > 1:
+            return (
+                f"{eqn.primitive.name} would leave {number} devices to the compiler; shard parameters alone: "
+                "each device of a mesh computes examples of its own"
+            )
         for inner in inside:
             if (found := why_not(inner, allowed)) is not None:
                 return found
     return None
+
+
+def _num_devices(params) -> int:
+    """Return the most devices that a sharding among the parameters of an equation has; 1 without one."""
+    meshes = [each.mesh for each in jax.tree.leaves(params) if isinstance(each, NamedSharding)]
+    manual = AxisType.Manual  # of an axis that the programs here have taken over
+    axes = [zip(mesh.axis_sizes, mesh.axis_types, strict=True) for mesh in meshes]
+    return max((math.prod(size for size, kind in each if kind != manual) for each in axes), default=1)
 
 
 def programs_in(params) -> list:

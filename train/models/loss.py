@@ -196,10 +196,16 @@ def error_of_loss(error: Exception, *, has_key: bool) -> str:
     first = next(iter(str(error).splitlines()), "").rstrip(".")
     called = "(model or params, one example without a batch axis" + (", key)" if has_key else ")")
     line = f"{type(error).__name__}: {first}, raised by loss{called}"
-    if isinstance(error, errors.InvalidRngError) or any(word in first for word in ("deterministic", "rngs")):
+    words = "deterministic", "rngs", "PRNGKey"  # of nnx, linen and Haiku
+    if isinstance(error, errors.InvalidRngError) or any(word in first for word in words):
         line += (
             ": model.eval() or deterministic=True drops nothing; for dropout give TrainOptions(loss_key=0), "
             "which gives the loss a key, rngs={'dropout': key} in linen, and seeds the rngs= of nnx layers"
+        )
+    elif "with_sharding_constraint" in first:
+        line += (
+            ": leave it out, as each device computes examples of its own; parameters of linen that are boxed "
+            "have it, flax.linen.unbox(params) have not"
         )
     return line
 
@@ -248,7 +254,10 @@ def _refuse_writes(traced, given, args, after, *, seeded: bool, rescaled: bool) 
         if not same:
             hint = ""
             if isinstance(before[path], nnx.RngState):
-                hint = "; give loss_key to draw from it, and nnx.RNN its initial_carry= where it draws that"
+                hint = (
+                    "; give loss_key to draw from it, model.eval() or deterministic=True to draw nothing, "
+                    "and nnx.RNN its initial_carry= where it draws that"
+                )
             elif rescaled:
                 hint = "; nnx.SpectralNorm and nnx.WeightNorm write to a copy, nnx.clone(model) in the loss"
             raise WritingLossError(

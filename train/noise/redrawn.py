@@ -24,7 +24,7 @@ def check(strategy: Strategy) -> NoiseRecursion:
     if not (isinstance(recursion, NoiseRecursion) and recursion.of_inverse):
         raise ValueError(
             f"noise_memory must be 'keep' for {strategy.describe()}, whose inverse is not banded; calibrate "
-            "with --strategy optimal-inverse, of which 2 to 4 bands have nearly the error of as many here"
+            "with --memory-copies 0, which selects an inverse of up to 8 bands by its error"
         )
     return recursion
 

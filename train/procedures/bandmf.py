@@ -42,7 +42,7 @@ def train(plan: Plan, request: Request) -> Result:
     rows = numbered(loss, rows)
     if mesh is not None:
         # Axes left to the compiler: a model written for one device then runs as it is.
-        mesh = jax.sharding.Mesh(mesh.devices, mesh.axis_names)
+        mesh = _by_device.automatic(mesh)
         loss, params = (_placed(mesh, tree) for tree in (loss, params))
     sampler_key, noise_key = request.keys()
     public: dict[str, Any] = dict(clip_norm=clip_norm, expected_batch_size=expected)

@@ -7,6 +7,7 @@ draws that of its own numbers) and the totals of a batch. For its rows a device 
 gradients of convolutions on all devices but the first (proofs/errata.md).
 """
 
+import contextlib
 import functools
 import hashlib
 import math
@@ -33,6 +34,40 @@ def rows_of_each(size: int, mesh: jax.sharding.Mesh | None) -> int:
     if size % mesh.size:
         raise ValueError(f"batch must have a multiple of {mesh.size} rows, one share a device, got {size}")
     return size // mesh.size
+
+
+def automatic(mesh: Any) -> jax.sharding.Mesh:
+    """Return the mesh with all axes left to the compiler: losses and optimizers do not see them."""
+    return jax.sharding.Mesh(mesh.devices, mesh.axis_names)
+
+
+def apart() -> contextlib.AbstractContextManager:
+    """Return a context without the mesh that the caller has set, if any (`jax.set_mesh`).
+
+    A program that is being traced keeps the mesh that it has.
+    """
+    if jax.sharding.get_abstract_mesh().empty or isinstance(jnp.zeros(()), jax.core.Tracer):
+        return contextlib.nullcontext()
+    return jax.set_mesh(jax.sharding.Mesh(np.empty((), object), ()))
+
+
+def axes_as_in(mesh: jax.sharding.Mesh | None, tree):
+    """Return a pytree whose arrays over the same devices have axes of the kind that `mesh` has.
+
+    No number moves: an array over explicit axes and one over automatic axes differ in their types alone.
+    """
+    if mesh is None:
+        return tree
+    own = automatic(mesh)
+
+    def typed(leaf):
+        given: Any = None if isinstance(leaf, jax.core.Tracer) else getattr(leaf, "sharding", None)
+        if not isinstance(given, jax.sharding.NamedSharding) or given.mesh == mesh:
+            return leaf
+        to = jax.sharding.NamedSharding(mesh, given.spec)
+        return jax.device_put(leaf, to) if automatic(given.mesh) == own else leaf
+
+    return jax.tree.map(typed, tree)
 
 
 def spec_of_rows(mesh: jax.sharding.Mesh) -> PartitionSpec:
@@ -152,7 +187,7 @@ def over_rows(
             return add(total, None), found
 
         return on_one
-    mesh = jax.sharding.Mesh(mesh.devices, mesh.axis_names)  # losses do not see its axes
+    mesh = automatic(mesh)
     along, same = spec_of_rows(mesh), PartitionSpec()
 
     def on_all(loss, params, *rows):
@@ -195,8 +230,7 @@ def spec_on(mesh: jax.sharding.Mesh, leaf, named=None) -> PartitionSpec:
     """
     given = None if isinstance(leaf, jax.core.Tracer) else getattr(leaf, "sharding", None)
     if isinstance(given, jax.sharding.NamedSharding) and cut_axes(given.spec):
-        own, other = (jax.sharding.Mesh(each.devices, each.axis_names) for each in (mesh, given.mesh))
-        if own != other:
+        if automatic(mesh) != automatic(given.mesh):
             raise ValueError(
                 f"model must be sharded over mesh {_shown(mesh)} or not at all, got {given.spec} over "
                 f"another mesh, {_shown(given.mesh)}"
@@ -213,6 +247,9 @@ def spec_on(mesh: jax.sharding.Mesh, leaf, named=None) -> PartitionSpec:
                 f"model must have arrays that the axes of mesh divide: {named} cuts axis {at} of shape "
                 f"{np.shape(leaf)} into {number} parts"
             )
+    each = [axis for _, axes in cut_axes(named) for axis in axes]
+    if len(set(each)) < len(each):
+        raise ValueError(f"model must be cut by each axis of mesh once, got {named}")
     # As programs return it: another spec of the same parts would be compiled again.
     parts: list[Any] = [None] * np.ndim(leaf)
     for at, axes in cut_axes(named):
@@ -242,14 +279,29 @@ def over(mesh: jax.sharding.Mesh | None, specs: tuple[PartitionSpec, ...], tree,
     """
     if mesh is None:
         return tree
-    mesh = jax.sharding.Mesh(mesh.devices, mesh.axis_names)
+    mesh = automatic(mesh)
     leaves, structure = jax.tree.flatten(tree)
     placed = [jax.sharding.NamedSharding(mesh, spec) for spec in specs]
     return jax.tree.unflatten(structure, place(leaves, placed))
 
 
+def refuse_explicit_axes(**named) -> None:
+    """ValueError for arrays, or tracers, over explicit axes, as operations of ours do not state types."""
+    explicit = jax.sharding.AxisType.Explicit
+    for name, tree in named.items():
+        for leaf in jax.tree.leaves(tree):
+            mesh = getattr(getattr(getattr(leaf, "aval", None), "sharding", None), "mesh", None)
+            if mesh is not None and explicit in mesh.axis_types:
+                raise ValueError(
+                    f"{name} must be over automatic axes, jax.sharding.Mesh(mesh.devices, mesh.axis_names), "
+                    "got explicit ones, which fit and make_step take outside of jax.jit"
+                )
+
+
 def refuse_several_devices(mesh: jax.sharding.Mesh | None = None, /, **named) -> None:
-    """ValueError for arrays, or tracers, on several devices without a mesh."""
+    """ValueError for arrays, or tracers, on several devices without a mesh; over one, of explicit axes."""
+    if mesh is not None:
+        refuse_explicit_axes(**named)
     for name, tree in named.items() if mesh is None else ():
         for leaf in jax.tree.leaves(tree):
             number = _num_devices(leaf)

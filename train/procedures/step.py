@@ -132,11 +132,13 @@ class PrivateStep:
             _by_device.refuse_several_devices(mesh, state=state, batch=batch, mask=mask, loss=loss)
             return function(state, batch, mask, loss, specs, *normals)
 
-        self._jitted, self._mesh = jax.jit(checked, donate_argnums=0, static_argnums=4), mesh
+        self._jitted = jax.jit(checked, donate_argnums=0, static_argnums=4)
+        self._mesh = None if mesh is None else _by_device.automatic(mesh)
         self._records, self._draws_ahead = records, draws_ahead
         self._drawn: _Drawn | None = None
         self._before: jax.Array | None = None
-        self.loss, self.optimizer, self.private = loss, optimizer, private
+        self.loss = _by_device.axes_as_in(self._mesh, loss)
+        self.optimizer, self.private = optimizer, private
         self._begun = False
 
     def init(self, params) -> TrainState:
@@ -148,7 +150,11 @@ class PrivateStep:
         Raises:
           ValueError: for an optimizer whose state never settles, or that needs more than the noisy gradient.
         """
-        params = copied(params)
+        with _by_device.apart():
+            return self._first_state(copied(_by_device.axes_as_in(self._mesh, params)))
+
+    def _first_state(self, params) -> TrainState:
+        """Return the state that begins with these arrays, which are its own."""
         opt_state, after = begun(self.optimizer, params)
         for _ in range(3):
             before = [jnp.result_type(leaf) for leaf in jax.tree.leaves(opt_state)]
@@ -167,8 +173,19 @@ class PrivateStep:
         With `digest`, a text that determines this batch and all before it, the noise is drawn with a new key,
         a function of the state's and of the text: no two batches have the same noise.
         """
+        with _by_device.apart():
+            state, batch, mask = _by_device.axes_as_in(self._mesh, (state, batch, mask))
+            after, info = self._after(state, batch, mask, digest)
         if not self._begun:
-            self._begun, state = True, _bound_together(state, self.loss, self._mesh)
+            # A loss or an optimizer that names several devices has left the step to the compiler.
+            _by_device.refuse_several_devices(self._mesh, state=after)
+            self._begun = True
+        return after, info
+
+    def _after(self, state: TrainState, batch, mask, digest: str | None) -> tuple[TrainState, StepInfo]:
+        """Return what `__call__` does, of arrays over automatic axes."""
+        if not self._begun:
+            state = _bound_together(state, self.loss, self._mesh)
         specs = _by_device.specs_of(self._mesh, state)
         if digest is not None:
             if self.private.redraws:
@@ -215,7 +232,9 @@ class PrivateStep:
         specs = _by_device.specs_of(self._mesh, state)
         drawn = self._drawn_for(state.noise)
         normals = () if drawn is None else (drawn.normals,)
-        return self._jitted.trace(state, batch, mask, self.loss, specs, *normals)
+        with _by_device.apart():
+            given = _by_device.axes_as_in(self._mesh, (state, batch, mask))
+            return self._jitted.trace(*given, self.loss, specs, *normals)
 
 
 def _bound_together(state, loss: Loss, mesh: jax.sharding.Mesh | None):
@@ -338,7 +357,7 @@ def moved(optimizer, state: TrainState, released, noise, found: ClippedSum, mask
 
 def _noisy_by_device(private: Privatizer, total, noise: NoiseState, mesh, specs):
     """Return `private.update`, each device of a mesh for its own parts of the parameters."""
-    mesh = jax.sharding.Mesh(mesh.devices, mesh.axis_names)
+    mesh = _by_device.automatic(mesh)
     x64, whole = jax.config.read("jax_enable_x64"), jax.sharding.PartitionSpec()
     shapes = [leaf.shape for leaf in jax.tree.leaves(total.whole)]
     # Arrays without numbers stay outside of `jax.shard_map`: jaxlib 0.11.2 crashes (proofs/errata.md).

@@ -15,6 +15,7 @@ from jax.ad_checkpoint import checkpoint_name
 from jax.experimental import buffer_callback, custom_partitioning, io_callback
 from jax.extend.core import Primitive, primitives
 from jax.interpreters import ad, batching, mlir
+from jax.sharding import AbstractMesh, NamedSharding, PartitionSpec
 
 from tests.refusals import refused
 from tests.train.runs import run
@@ -431,6 +432,17 @@ def test_a_loop_that_ends_for_all_rows_at_once_is_seen():
         assert "among copies of itself" in moved(lambda x: lax.betainc(x, x, jnp.tanh(x)))
     traced = jax.make_jaxpr(lax.betainc)(0.5, 0.5, 0.5)
     assert rows_apart.why_not(traced.jaxpr).startswith("regularized_incomplete_beta is not one of")
+
+
+def test_a_value_that_is_spread_over_devices_is_seen():
+    """XLA's automatic partitioner would compute the step; within a program of `jax.jit` as well."""
+    mesh = AbstractMesh((2, 1), ("x", "y"))
+    spread, alone = (NamedSharding(mesh, PartitionSpec(axis)) for axis in ("x", None))
+    named = NamedSharding(AbstractMesh((1,), ("x",)), PartitionSpec("x"))
+    for sharding, found in ((spread, True), (alone, True), (named, False)):
+        traced = jax.make_jaxpr(jax.jit(lambda x, to=sharding: lax.with_sharding_constraint(x, to)))(W)
+        why = why_not(traced.jaxpr)
+        assert (why or "").startswith("sharding_constraint would leave 2 devices") is found
 
 
 def test_every_primitive_let_through_is_run():

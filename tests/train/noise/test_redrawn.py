@@ -77,7 +77,9 @@ def test_where_it_does_not_apply():
     sizes = dict(clip_norm=1.0, expected_batch_size=4.0, noise_memory="recompute")
     keep, banded = "^noise_memory must be 'keep'", BandedToeplitz.square_root(4)
     other = Mechanism(BMinSep(12, 4, 0.2), banded, 1.0)
-    refused(f"{keep} for .*--strategy optimal-inverse", privatize, other, **sizes)
+    refused(f"{keep} for .*--memory-copies 0, which selects an inverse", privatize, other, **sizes)
+    one = Mechanism(BMinSep(12, 4, 0.2), BandedToeplitz.square_root(1), 1.0)
+    assert not privatize(one, **sizes).redraws  # nothing is kept of one band
     refused(r"^noise_memory must be one of keep, recompute, got 'none'", trained, noise_memory="none")
     elastic = dict(noise_memory="recompute", elastic=True)
     refused(f"{keep} with batches, .* and with elastic", trained, **elastic)
