@@ -13,6 +13,7 @@ from jaxacct.kernels.randomness import BLOCK_SIZE
 from jaxacct.kernels.table import first_values
 from jaxacct.proposals import base as proposals
 from jaxacct.schemes.table import SamplingTable
+from tests.gpus import lowered
 from tests.oracles import enumeration
 from tests.oracles.settings import slow
 
@@ -63,11 +64,9 @@ def test_kernel_against_the_recurrence_in_float64(n, lockout, starts, num_sample
 
 
 def test_kernel_compiles_for_a_gpu():
-    """As far as a machine without one can: to Triton's code."""
     path = path_of(40, np.arange(40) % 5 + 2, 3)
-    program = jax.jit(lambda ratios: gpu_recurrence.kernel_values(ratios, *path))
-    lowered = program.trace(jnp.zeros((40, 128))).lower(lowering_platforms=("cuda",))
-    assert "table_recurrence" in lowered.as_text() and "triton" in lowered.as_text()
+    text = lowered(lambda ratios: gpu_recurrence.kernel_values(ratios, *path), jnp.zeros((40, 128)))
+    assert "table_recurrence" in text and "triton" in text
 
 
 def test_the_probe_compares_with_the_scan(monkeypatch):

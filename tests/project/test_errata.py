@@ -83,12 +83,15 @@ def test_jax_privacy_last_columns_of_truncated_batches(bands):
     assert (losses[0] == pytest.approx(exact, rel=1e-9)) == (bands < 3)
 
 
-def test_dp_accounting_composes_below_the_truth():
-    """1e5 Gaussians are one: by the composed transform delta is too small, or negative."""
+def test_dp_accounting_composes_another_delta():
+    """1e5 Gaussians are one: by the composed transform delta is another, by more than a tenth, or negative.
+
+    Below or above the truth, as its rounding is that of SciPy's transform.
+    """
     sampled = dp.PoissonSampledDpEvent(1.0, dp.GaussianDpEvent(200.0))
     many = dp.pld.PLDAccountant().compose(sampled, 100_000)
     epsilons = np.linspace(11.8577, 13.0, 25)
     mu = math.sqrt(100_000) / 200
     exact = np.array([float(gaussian(epsilon, mu)) for epsilon in epsilons])
     found = np.array([many.get_delta(float(epsilon)) for epsilon in epsilons])
-    assert np.any(found < 0.9 * exact)
+    assert np.any(np.abs(found / exact - 1) > 0.1)

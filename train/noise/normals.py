@@ -275,7 +275,7 @@ def normals_on_host(key: bytes, step: int, size: int) -> jax.Array:
     encryptor = Cipher(algorithms.ChaCha20(key, nonce), mode=None).encryptor()
     room = np.empty(64 * _blocks(size) + 64, np.uint8)
     words = room[-room.ctypes.data % 64 :][: 64 * _blocks(size)]  # as XLA aligns arrays: it reads them there
-    stream = memoryview(words)
+    stream = words.data
     for at in range(0, len(stream), len(_ZEROS)):
         part = stream[at : at + len(_ZEROS)]
         if encryptor.update_into(_ZEROS[: len(part)], part) != len(part):

@@ -428,7 +428,8 @@ def test_no_row_moves_another(group):
 
 def test_a_loop_that_ends_for_all_rows_at_once_is_seen():
     """`betainc` iterates until every row has converged: the last bits of a row depend on the others."""
-    if jax.default_backend() == "cpu":  # another compiler may leave these bits alone
+    # Another compiler may leave these bits alone.
+    if jax.default_backend() == "cpu" and jax.__version_info__ < (0, 12):
         assert "among copies of itself" in moved(lambda x: lax.betainc(x, x, jnp.tanh(x)))
     traced = jax.make_jaxpr(lax.betainc)(0.5, 0.5, 0.5)
     assert rows_apart.why_not(traced.jaxpr).startswith("regularized_incomplete_beta is not one of")

@@ -6,6 +6,7 @@ import jax
 import numpy as np
 import pytest
 
+from tests.gpus import lowered
 from train.noise import chacha, gpu_keystream, normals
 
 KEY = np.arange(8, dtype=np.uint32) * 0x9E3779B9
@@ -20,6 +21,11 @@ def test_words_are_those_of_the_program(number, step):
     ours = np.asarray(words(KEY, np.int32(step), numbers))
     expected = jax.jit(chacha.blocks)(KEY, (numbers, step, 0, 0))
     np.testing.assert_array_equal(ours, expected)
+
+
+def test_the_kernel_compiles_for_a_gpu():
+    text = lowered(gpu_keystream.words, KEY, np.int32(3), np.arange(1000, dtype=np.uint32))
+    assert "chacha20" in text and "triton" in text
 
 
 def test_normals_are_those_of_other_devices(monkeypatch):
