@@ -38,7 +38,8 @@ def rows_of_each(size: int, mesh: jax.sharding.Mesh | None) -> int:
 
 def automatic(mesh: Any) -> jax.sharding.Mesh:
     """Return the mesh with all axes left to the compiler: losses and optimizers do not see them."""
-    return jax.sharding.Mesh(mesh.devices, mesh.axis_names)
+    kinds = (jax.sharding.AxisType.Auto,) * len(mesh.axis_names)
+    return jax.sharding.Mesh(mesh.devices, mesh.axis_names, axis_types=kinds)
 
 
 def apart() -> contextlib.AbstractContextManager:

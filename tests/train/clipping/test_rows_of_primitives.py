@@ -15,7 +15,7 @@ from jax.ad_checkpoint import checkpoint_name
 from jax.experimental import buffer_callback, custom_partitioning, io_callback
 from jax.extend.core import Primitive, primitives
 from jax.interpreters import ad, batching, mlir
-from jax.sharding import AbstractMesh, NamedSharding, PartitionSpec
+from jax.sharding import AbstractMesh, AxisType, NamedSharding, PartitionSpec
 
 from tests.refusals import refused
 from tests.train.runs import run
@@ -437,9 +437,11 @@ def test_a_loop_that_ends_for_all_rows_at_once_is_seen():
 
 def test_a_value_that_is_spread_over_devices_is_seen():
     """XLA's automatic partitioner would compute the step; within a program of `jax.jit` as well."""
-    mesh = AbstractMesh((2, 1), ("x", "y"))
+    mesh, single = (
+        AbstractMesh(sizes, ("x", "y"), axis_types=(AxisType.Auto,) * 2) for sizes in ((2, 1), (1, 1))
+    )
     spread, alone = (NamedSharding(mesh, PartitionSpec(axis)) for axis in ("x", None))
-    named = NamedSharding(AbstractMesh((1,), ("x",)), PartitionSpec("x"))
+    named = NamedSharding(single, PartitionSpec("x"))
     for sharding, found in ((spread, True), (alone, True), (named, False)):
         traced = jax.make_jaxpr(jax.jit(lambda x, to=sharding: lax.with_sharding_constraint(x, to)))(W)
         why = why_not(traced.jaxpr)
