@@ -20,7 +20,7 @@ from jaxacct.strategies.workload import PREFIX_SUM, PREFIX_SUMS
 MAX_EXCESS = 1.05  # certified noise multiplier over the estimate up to which the selected candidate is kept
 MIN_TIME = 0.5  # fraction of the seconds that has to be left for samples of a further candidate
 
-_A_DRAW = 9.5  # ms for a million normals on one CPU core (guides/matrices.md)
+_A_DRAW = 16.0  # ms for a million normals on one CPU core (guides/matrices.md)
 REVEALED = "unamplified"  # accountant of candidates whose participations are revealed
 
 
