@@ -306,6 +306,7 @@ MUTANTS = [
     Mutant("train/clipping/ghost.py", "(whole - rounding) / (1 + errors)", "whole / (1 + errors)", GHOST),
     Mutant("train/clipping/ghost.py", "is False:", "is not True and hasattr(loss, 'alone'):", "tests/train/clipping/test_automatic.py"),
     Mutant("train/optimizers.py", "may_alias=False", "may_alias=True", "tests/train/test_loop.py"),
+    Mutant("train/noise/normals.py", "words = jnp.array(given, jnp.uint32)", "words = jnp.asarray(given, jnp.uint32)", KEYS),
     Mutant("train/procedures/step.py", "given = (checked, *given[1:])", "assert checked", "tests/train/clipping/test_automatic.py"),
     Mutant("train/clipping/ghost.py", "errors = 2 * batch *", "errors = batch *", GHOST),
     Mutant("train/clipping/ghost.py", "depth = pieces.micro * max(", "depth = max(", GHOST),

@@ -61,7 +61,7 @@ def key_of_run(given, params) -> jax.Array:
                 "which all runs of a traced program would share"
             )
         given = fresh_key()
-    words = jnp.asarray(given, jnp.uint32)
+    words = jnp.array(given, jnp.uint32)  # of its own, as steps donate their state
     if words.shape != (8,):
         raise ValueError(f"key must be 8 words of 32 bits, got shape {words.shape}")
     return words

@@ -70,7 +70,8 @@ def init(strategy: Strategy, params, key) -> NoiseState:
         if isinstance(sharding, NamedSharding):
             sharding = NamedSharding(sharding.mesh, PartitionSpec(None, *sharding.spec))
             return jnp.zeros(shape, jnp.int32, device=sharding)
-        return jax.device_put(np.zeros(shape, np.int32))  # `jnp.zeros` compiles a program for every shape
+        # `jnp.zeros` compiles a program for every shape; what aliases memory of NumPy's cannot be donated.
+        return jax.device_put(np.zeros(shape, np.int32), may_alias=False)
 
     recent = jax.tree.map(zeros, params)
     return NoiseState(jnp.zeros((), jnp.int32), recent, key_of_run(key, params))

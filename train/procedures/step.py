@@ -159,8 +159,8 @@ class PrivateStep:
         for _ in range(3):
             before = [jnp.result_type(leaf) for leaf in jax.tree.leaves(opt_state)]
             if before == [leaf.dtype for leaf in jax.tree.leaves(after)]:
-                noise, records = copied(self.private.init(params)), copied(self._records)
-                return TrainState(params, noise, opt_state, records)
+                noise = self.private.init(params)  # its own: a copy would be in memory beside it
+                return TrainState(params, noise, opt_state, copied(self._records))
             opt_state = jax.tree.map(lambda leaf, to: jnp.asarray(leaf, to.dtype), opt_state, after)
             _, after = begun(self.optimizer, params, opt_state)
         raise ValueError("optimizer must keep the dtypes of its state from step to step")

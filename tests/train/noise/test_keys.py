@@ -15,7 +15,7 @@ import pytest
 
 from tests.refusals import refused
 from tests.train import test_batch_clipping, test_dice
-from tests.train.runs import KEYS, PARAMS, ROWS, crashed, loss, plan, run
+from tests.train.runs import KEYS, PARAMS, ROWS, crashed, data, loss, plan, run
 from train import load_model, save_model
 from train.batches.sampler import Sampler
 from train.noise import normals
@@ -113,6 +113,16 @@ def test_a_device_without_exact_sines_is_refused(name, monkeypatch):
     with pytest.raises(RuntimeError, match="sines have less than the precision of float64"):
         transformation.init(PARAMS)
     normals._refuse_inexact.cache_clear()
+
+
+def test_a_key_that_was_given_is_not_used_up():
+    """Steps donate their state, in which the key is; the next run of the same object has it again."""
+    key = jnp.arange(8, dtype=jnp.uint32)
+    private = privatize(plan().mechanism, clip_norm=1.0, expected_batch_size=4.0, key=key)
+    step = make_step(loss, private, optax.sgd(0.1))
+    for _ in range(2):
+        step(step.init(PARAMS), jax.tree.map(lambda rows: rows[:4], data()), np.ones(4, bool))
+    np.testing.assert_array_equal(key, np.arange(8))
 
 
 def test_a_round_by_itself_needs_a_key_inside_of_a_program():
