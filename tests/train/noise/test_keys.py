@@ -118,7 +118,8 @@ def test_a_device_without_exact_sines_is_refused(name, monkeypatch):
 def test_a_key_that_was_given_is_not_used_up():
     """Steps donate their state, in which the key is; the next run of the same object has it again."""
     key = jnp.arange(8, dtype=jnp.uint32)
-    private = privatize(plan().mechanism, clip_norm=1.0, expected_batch_size=4.0, key=key)
+    mechanism = plan(dataset_size=ROWS).mechanism
+    private = privatize(mechanism, clip_norm=1.0, expected_batch_size=4.0, key=key)
     step = make_step(loss, private, optax.sgd(0.1))
     for _ in range(2):
         step(step.init(PARAMS), jax.tree.map(lambda rows: rows[:4], data()), np.ones(4, bool))
