@@ -166,8 +166,8 @@ def all_sums():
     for sum_of in SUMS:
         for micro in (1, 3, 16):
             sums_are_those_of_one_device(small(), micro, sum_of)
-            # Programs round float32 gradients of this model in ways of their own, and with ghost clipping sums
-            # of rank one as well, by what the clip norm is reduced for at most.
+            # Programs round float32 gradients of this model in ways of their own; with ghost clipping sums of
+            # rank one as well, by what the clip norm is reduced for at most.
             spent = 2.0**GRID.bits * _spent_in_float32(ROWS, micro + ROWS)
             slack = 3 + spent if sum_of is ghost_gradient_sum else 3
             sums_are_those_of_one_device(everything(), micro, sum_of, slack=slack)
