@@ -8,6 +8,7 @@ from pathlib import Path
 import dp_accounting as dp
 import numpy as np
 import pytest
+import scipy
 from jax_privacy import batch_selection
 from jax_privacy.experimental.monte_carlo import sample_generation
 
@@ -86,7 +87,7 @@ def test_jax_privacy_last_columns_of_truncated_batches(bands):
 def test_dp_accounting_composes_another_delta():
     """1e5 Gaussians are one: by the composed transform delta is another, by more than a tenth, or negative.
 
-    Below or above the truth, as its rounding is that of SciPy's transform.
+    By the transform of SciPy 1.17 it is below the truth here; 1.18 rounds otherwise.
     """
     sampled = dp.PoissonSampledDpEvent(1.0, dp.GaussianDpEvent(200.0))
     many = dp.pld.PLDAccountant().compose(sampled, 100_000)
@@ -95,3 +96,5 @@ def test_dp_accounting_composes_another_delta():
     exact = np.array([float(gaussian(epsilon, mu)) for epsilon in epsilons])
     found = np.array([many.get_delta(float(epsilon)) for epsilon in epsilons])
     assert np.any(np.abs(found / exact - 1) > 0.1)
+    if tuple(map(int, scipy.__version__.split(".")[:2])) < (1, 18):
+        assert np.any(found < 0.9 * exact)

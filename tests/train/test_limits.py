@@ -63,6 +63,8 @@ def test_padding_costs_as_much_as_examples_where_batches_are_cut(monkeypatch):
     By default, and a smaller batch is refused: with a truncation_delta, and for each scheme that cuts.
     """
     assert CUT == ["truncated-b-min-sep"]
+    mesh = dict(mesh=jax.make_mesh((1,), ("data",)))
+    refused("skip_padding must not be True with mesh", run, plan=COVERED, skip_padding=True, **mesh)
     asked = []
 
     def stop(*_, skip_padding, **others):
@@ -75,7 +77,6 @@ def test_padding_costs_as_much_as_examples_where_batches_are_cut(monkeypatch):
     by_scheme = plan_of(Mechanism(scheme, BandedToeplitz.square_root(3), 1.0), ROWS)
     by_delta = plan("poisson", dataset_size=ROWS, sigma=3.0, truncation_delta=1e-6, max_batch_size=20)
     cut = "skip_padding must not be True for a plan that truncates batches"
-    mesh = dict(mesh=jax.make_mesh((1,), ("data",)))
     for covered, options, skips, message in (
         (COVERED, {}, True, None),
         (COVERED, dict(skip_padding=False), False, None),

@@ -26,12 +26,8 @@ def serves() -> bool:
 @functools.cache
 def _works() -> bool:
     """Compare some words with those of XLA's program: Triton may be missing, or fail on this GPU."""
-    key, step, numbers = (
-        np.arange(8, dtype=np.uint32),
-        np.int32(3),
-        np.arange(3 * _BLOCKS // 2, dtype=np.uint32),
-    )
-    numbers = numbers * 0x9E3779B9
+    key, step = np.arange(8, dtype=np.uint32), np.int32(3)
+    numbers = np.arange(3 * _BLOCKS // 2, dtype=np.uint32) * 0x9E3779B9  # of blocks far apart
 
     def check() -> bool:
         try:
