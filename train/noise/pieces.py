@@ -35,9 +35,8 @@ class Pieces(NamedTuple):
             return cls(cut, cut.shape)
         for axis, size in enumerate(cut.shape):
             rest = math.prod(cut.shape[axis + 1 :])
-            shape[axis] = max(
-                (n for n in range(1, size + 1) if size % n == 0 and n * rest <= most), default=1
-            )
+            fitting = min(size, most // max(1, rest))
+            shape[axis] = max((n for n in range(1, fitting + 1) if size % n == 0), default=1)
             if rest <= most:
                 break
         return cls(cut, tuple(shape) if math.prod(shape) >= _LEAST else cut.shape)

@@ -83,6 +83,7 @@ def test_pieces_of_a_part_are_the_part(small):
 def test_a_piece_that_would_be_tiny_is_not_made(monkeypatch):
     """A prime number of rows, each of a few numbers, would be a loop of as many turns."""
     monkeypatch.setattr(pieces, "_MOST", dict.fromkeys(("cpu", "others"), 2**13))
+    assert Pieces.of((10**12,)).shape == (8000,)  # at once, though a trillion rows could be counted
     assert Pieces.of((10_007, 3)).number == 1 and Pieces.of((10_007, 2**12)).number == 10_007
 
 
